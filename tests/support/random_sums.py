@@ -48,7 +48,7 @@ class Case:
 
 def case(seed: int) -> Case:
     r = random.Random(seed)
-    tile = replace(tiles.MatrixTile(*r.choice(_TILES)), parts=r.choice((2, 2, 3, 4, 7)))
+    tile = replace(tiles.MatrixTile(*r.choice(_TILES)), parts=r.choice((1, 2, 2, 3, 4, 7)))
     left, right = r.random() < 0.2, r.random() < 0.3
     m = 8 * r.randint(1, 12) if left else r.choice((1, 15, 16, 17, 33, 64, 97))
     k = r.choice((24, 64, 120, 200, 256, 328, 512, 1000)) + (r.randrange(8) if left and not right else 0)

@@ -54,7 +54,7 @@ _MENU = tuple(
     )
 )  # fmt: skip
 _WIDE, _SLOWER = MatrixTile(64, 96, 96, 32, 32, 1, 2), 1.25
-"""For products alone, and what it takes longer than the model says."""
+"""For products of 16 bits alone, and what it takes longer than the model says."""
 _DIVIDED = MatrixTile(64, 64, 128, 32, 32, 2, 2)
 """Whose sums work groups may share: the best of seven tiles in 2 to 4 parts, and the one that the model is right for."""
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
@@ -178,7 +178,7 @@ def for_codes(found: list[MatrixTile], batch: int, m: int, n: int, target: Targe
 def byte_tiles(batch: int, m: int, n: int, k: int, target: Target, convolution: bool) -> list[MatrixTile]:
     """For codes of 8 bits, k of them: what takes as long as half as many halves."""
     found = matrix_tiles(batch, m, n, -(-k // 2), target, convolution, (False, True))
-    return [t for t in found if byte_memory(t, True) <= target.shared_memory]
+    return [t for t in found if t != _WIDE and byte_memory(t, True) <= target.shared_memory]
 
 
 def byte_memory(t: MatrixTile, shifted: bool) -> int:
