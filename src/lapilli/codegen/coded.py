@@ -288,12 +288,11 @@ def _named(*variables: Var) -> dict[Atom, str]:
 
 def _line4(kernel: KernelBuilder, m: Coded) -> str:
     """line4 and block4."""
-    line, step, part = "uint line", "uint step", "uint part"
     with _literal_sizes(kernel):
         one, other = (_columns4 if m.by_columns else _lines4)(kernel, m)
     return (
-        f"    static float4 line4(uint i, {line}, {step}, {part})\n    {{\n{one}    }}\n"
-        f"    static float4 block4(uint i, {line}, uint block, {step}, {part})\n    {{\n{other}    }}\n"
+        f"    static float4 line4(uint i, uint line, uint step, uint part)\n    {{\n{one}    }}\n"
+        f"    static float4 block4(uint i, uint line, uint block, uint step, uint part)\n    {{\n{other}    }}\n"
     )
 
 
@@ -307,7 +306,7 @@ def _lines4(kernel: KernelBuilder, m: Coded) -> tuple[str, str]:
     word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')}{shift}"
     inner = of(step) * (m.parts * LANES) + of(part) * LANES
     text = _decoded(kernel, m, word, _named(line, step, part), inner, line)
-    return text, f"        return line4(i, line, block * {block_of(m)} + step, part);\n"
+    return text, "        return line4(i, line, block + step, part);\n"  # a block is one step
 
 
 def _columns4(kernel: KernelBuilder, m: Coded) -> tuple[str, str]:

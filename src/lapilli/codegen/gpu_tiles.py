@@ -107,16 +107,16 @@ class Tiles(RowTemplate):
     def for_rows(self, count: int, task: Task, ctx: Context) -> Sequence[MatrixTile | SimtTile]:
         batch, m, n, k = estimate(self.batch), count, estimate(self.n), estimate(self.k)
         if not self.matrix:
-            return tiles.simt_tiles(batch, m, n, k, ctx.target, self.is_divisible(task))
+            return tiles.simt_tiles(batch, m, n, k, ctx.target, self._is_divisible(task))
         if self.rows.struct == "ConvFirstParams":
             return tiles.first_layer_tiles(k)
         turned = self.rows.transposed, self.transposed_w
         windows = self.rows.struct in ("ConvParams", "TurnedParams")
-        divisible = ctx.target.between_groups and self.is_divisible(task)
+        divisible = ctx.target.between_groups and self._is_divisible(task)
         found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible)
         return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 
-    def is_divisible(self, task: Task) -> bool:
+    def _is_divisible(self, task: Task) -> bool:
         """Whether the sum can be divided: `split_k.py` does it."""
         r = task.reduction
         fixed = self.batch == 1 and None not in (self.m.value, self.n.value, self.k.value)

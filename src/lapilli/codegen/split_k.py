@@ -21,8 +21,8 @@ from lapilli.schedule.task import Task
 
 
 def in_parts(task: Task, ctx: Context) -> list[Task] | None:
-    """Two tasks for a product whose tile has several parts: its parts, and their sum with what follows it. One on matrix
-    units: the last work group of a tile puts its parts together. None for others.
+    """Two tasks for a product whose tile has several parts: the parts, and their sum with what follows it. On matrix units a single
+    task: the last work group of a tile adds up its parts. None for other products.
     """
     reduction, tiles = task.reduction, task.template
     if isinstance(tiles, Tiles) and isinstance(tiles.tile, MatrixTile) and tiles.tile.parts > 1:
