@@ -90,7 +90,8 @@ def _in_parts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     tile = replace(UNITS, parts=request.param)
 
     def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
-        return [tile, *found(*args)] if args[-1] else found(*args)
+        divisible, _ = args[-2:]
+        return [tile, *found(*args)] if divisible else found(*args)
 
     monkeypatch.setattr(tiles, "matrix_tiles", matrix_tiles)
 

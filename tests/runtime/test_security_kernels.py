@@ -107,6 +107,7 @@ _MODELS: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "integers": (_Integers(), (torch.randn(8, 16), torch.arange(20).reshape(4, 5))),
     "products": (nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 7), nn.Softmax(-1)), (torch.randn(33, 48),)),
     "one row": (nn.Linear(512, 256), (torch.randn(1, 512),)),
+    "a large product": (nn.Linear(1024, 2048), (torch.randn(1024, 1024),)),
 }
 _TARGETS = ("gpu-fp16-matrix", "gpu-fp16", "gpu-fp32", "cpu-fp16", "cpu-fp32", "any-fp32")
 

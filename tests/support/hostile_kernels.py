@@ -105,6 +105,20 @@ def _functions(*lines: str) -> Callable[[], Kernel]:
     return make
 
 
+def _element(at: str, side: str = "%c16") -> Callable[[], Kernel]:
+    """Reads an element that the invocation holds of a matrix."""
+
+    def make() -> Kernel:
+        k = Kernel()
+        k.types += ["TypeFloat %h 16", *(f"Constant %u %c{n} {n}" for n in (3, 8, 16))]
+        k.types += [f"4456 %mat %h %c3 {side} %c16 %c1", "TypePointer %pmat 7 %mat", "TypePointer %ph 7 %h"]
+        k.locals = ["Variable %pmat %m 7"]
+        k.body = [f"AccessChain %ph %q %m {at}", "Load %h %e %q", "Store %py %c1"]
+        return k
+
+    return make
+
+
 def _recursion() -> Kernel:
     return _functions("Function %void %f0 0 %fn", "Label %l0", "FunctionCall %void %r %f0", "Return", "FunctionEnd")()
 
@@ -226,8 +240,13 @@ REFUSED: dict[str, tuple[Callable[[], Kernel], str]] = {
     "an endless first block": (_changed(body=("Branch %entry", "Label %next")), "first block"),
     "a phi of other blocks": (_changed(body=tuple(x.replace("%c0 %entry", "%c0 %test") for x in LOOP)), "phis"),
     "a function that does not end": (_changed(skip=("FunctionEnd",)), "does not end"),
-    "bfloat16 in buffers": (_changed(types=["TypeFloat %bf 16 0", "TypeRuntimeArray %bfs %bf"]), "bfloat16 outside of matrices"),
-    "bfloat16 in vectors": (_changed(types=["TypeFloat %bf 16 0", "TypeVector %bf2 %bf 2"]), "bfloat16 outside of matrices"),
+    "bfloat16 in buffers": (_changed(types=["TypeFloat %bf 16 0", "TypeRuntimeArray %bfs %bf"]), "bfloat16 in memory"),
+    "vectors of bfloat16 in buffers": (
+        _changed(types=["TypeFloat %bf 16 0", "TypeVector %bf2 %bf 2", "TypePointer %pbf2 12 %bf2"]), "bfloat16 in memory"),
+    "an element that a matrix may not have": (_element("%c8"), "do not fit"),
+    "an element by a number": (_element("%i"), "do not fit"),
+    "an element of a small matrix": (_element("%c0", "%c8"), "do not fit"),
+    "how long a number is": (_changed(body=("4460 %u %n %u", "Store %py %n")), "do not fit"),
     "arithmetic in bfloat16": (
         _changed(types=["TypeFloat %bf 16 0", "Constant %bf %one 16256"],
                  body=("FAdd %bf %w %one %one", "Store %py %c1")), "do not fit"),

@@ -1,5 +1,5 @@
-"""Random products on matrix units whose sums work groups share: sizes, layouts, numbers of parts, what follows, infinities. Who is
-the last to finish must not show, and a run begins to count at zero.
+"""Random products on matrix units whose sums work groups share, or whose right operand is packed by fragments, or both: sizes,
+layouts, numbers of parts, what follows, infinities. Who is the last to finish must not show, and a run begins to count at zero.
 
     python tests/support/random_sums.py [--seconds 60] [--seed 0] [--plan gpu-fp16-matrix] [--gpu-plans]
 
@@ -26,13 +26,20 @@ _TILES = (
     (16, 32, 64, 16, 16, 2, 1),
     (32, 64, 64, 32, 32, 1, 2),
 )
+_OF_FRAGMENTS = (
+    (16, 64, 32, 16, 32, 1, 1),
+    (32, 32, 64, 32, 16, 2, 2),
+    (64, 64, 64, 64, 64, 2, 1),
+)
+"""Whose work groups have one row of subgroups, as large ones have that are chosen for fragments."""
 _RUNS = 3
 
 
 @dataclass(frozen=True)
 class Case:
     """left, right: whether the operand lies across the sum. after: operations on the product; second: whether another product reads
-    the result. strange: where the left operand is infinite or NaN.
+    the result. strange: where the left operand is infinite or NaN; strange_w: the right one. fragments: whether that one is packed
+    by fragments; given: whether it is an input.
     """
 
     tile: tiles.MatrixTile
@@ -44,20 +51,31 @@ class Case:
     after: tuple[str, ...]
     second: bool
     strange: tuple[tuple[int, int, float], ...]
+    strange_w: tuple[tuple[int, int, float], ...]
+    fragments: bool
+    given: bool
 
 
 def case(seed: int) -> Case:
     r = random.Random(seed)
-    tile = replace(tiles.MatrixTile(*r.choice(_TILES)), parts=r.choice((1, 2, 2, 3, 4, 7)))
+    fragments = r.random() < 0.5
+    tile = tiles.MatrixTile(*r.choice((*_TILES, *_OF_FRAGMENTS) if fragments else _TILES))
+    tile = replace(tile, parts=r.choice((1, 2, 2, 3, 4, 7)), swizzle=r.random() < 0.3)
     left, right = r.random() < 0.2, r.random() < 0.3
-    m = 8 * r.randint(1, 12) if left else r.choice((1, 15, 16, 17, 33, 64, 97))
+    m = 8 * r.randint(1, 12) if left else r.choice((15 if fragments else 1, 15, 16, 17, 33, 64, 97))
     k = r.choice((24, 64, 120, 200, 256, 328, 512, 1000)) + (r.randrange(8) if left and not right else 0)
     after = tuple(r.choice(("bias", "residual", "relu", "twice", "columns")) for _ in range(r.randint(0, 3)))
-    strange = tuple(
-        (r.randrange(m), r.randrange(k), r.choice((float("inf"), float("-inf"), float("nan"))))
-        for _ in range(r.choice((0, 0, 1, 3)))
+    n = 8 * r.randint(1, 14) - (r.randrange(8) if fragments else 0)
+
+    def strange(rows: int, columns: int) -> tuple[tuple[int, int, float], ...]:
+        values = float("inf"), float("-inf"), float("nan")
+        return tuple((r.randrange(rows), r.randrange(columns), r.choice(values)) for _ in range(r.choice((0, 0, 1, 3))))
+
+    given = fragments and r.random() < 0.3
+    second = r.random() < 0.3
+    return Case(
+        tile, m, n, k, left, right, after, second, strange(m, k), strange(k, n) if fragments else (), fragments, given
     )
-    return Case(tile, m, 8 * r.randint(1, 14), k, left, right, after, r.random() < 0.3, strange)
 
 
 class Sums(nn.Module):
@@ -66,14 +84,16 @@ class Sums(nn.Module):
         self.given = given
         n, k = given.n, given.k
         self.w = nn.Buffer(torch.randn((k, n) if given.right else (n, k)).half())
+        for row, column, value in given.strange_w:
+            self.w[(row, column) if given.right else (column, row)] = value
         self.bias, self.residual = nn.Buffer(torch.randn(n).half()), nn.Buffer(torch.randn(given.m, n).half())
         self.v = nn.Buffer((torch.randn(n, n) / n**0.5).half())
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return (x.t() if self.given.left else x) @ (w if self.given.right else w.t())
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        y = self.product(x, self.w)
+    def forward(self, x: Tensor, w: Tensor | None = None) -> tuple[Tensor, ...]:
+        y = self.product(x, self.w if w is None else w)
         for name in self.given.after:
             if name == "bias":
                 y = y + self.bias
@@ -88,14 +108,16 @@ class Sums(nn.Module):
         return (y, y @ self.v.t()) if self.given.second else (y,)
 
 
-def _force(tile: tiles.MatrixTile, patch: pytest.MonkeyPatch) -> None:
-    """Every product whose sum may be shared is divided so, however small it is."""
+def _force(given: Case, patch: pytest.MonkeyPatch) -> None:
+    """Every product whose sum may be shared is divided so, and has such operands, however small it is."""
     found = tiles.matrix_tiles
 
     def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
-        return [tile, *found(*args)] if args[-1] is True else found(*args)
+        divisible, _ = args[-2:]
+        return [given.tile, *found(*args)] if divisible else found(*args)
 
     patch.setattr(tiles, "matrix_tiles", matrix_tiles)
+    patch.setattr(gpu, "fragments_pay", lambda *_: given.fragments)
     patch.setattr(gpu, "WORTH_PACKING", 0)
 
 
@@ -108,17 +130,19 @@ def check(seed: int, plan: str) -> list[str]:
     for row, column, value in given.strange:
         x[(column, row) if given.left else (row, column)] = value
     with pytest.MonkeyPatch.context() as patch:
-        _force(given.tile, patch)
-        program = lapilli.compile(model, (x,), target=plan, fallback="error")
+        _force(given, patch)
+        inputs = (x, model.w) if given.given else (x,)
+        program = lapilli.compile(model, inputs, target=plan, fallback="error")
     with program:
-        runs = [program(x) for _ in range(_RUNS)]
+        runs = [program(*inputs) for _ in range(_RUNS)]
         chosen = next(p for p in program.description.methods[0].plans if p.name == program.plan)
         names = [d.kernel for d in chosen.run if int(str(d.groups[2])) == given.tile.parts]
+        packed = [d.kernel for d in (*chosen.load, *chosen.run) if d.kernel == "pack_fragments"]
     for run in runs:
         for a, b in zip(run, runs[0], strict=True):
             assert torch.equal(a.nan_to_num(), b.nan_to_num()), f"{given}: runs differ"
     with torch.no_grad():
-        wanted = model.double()(x.double())
+        wanted = model.double()(*(i.double() for i in inputs))
     # Sums of numbers whose squares add up to about n, kept in float32; results, and what a second product reads, are halves.
     for got, exact in zip(runs[0], wanted, strict=True):
         size = float(exact[exact.isfinite()].abs().max()) if bool(exact.isfinite().any()) else 1.0
@@ -127,7 +151,8 @@ def check(seed: int, plan: str) -> list[str]:
             msg=lambda found: f"{given}: {found}",
         )  # fmt: skip
     assert names, f"{given}: no product is divided"
-    return names
+    assert bool(packed) == given.fragments, f"{given}: {packed}"
+    return [*names, *packed]
 
 
 if __name__ == "__main__":

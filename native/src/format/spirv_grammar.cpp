@@ -190,6 +190,7 @@ constexpr Form forms[] = {
     {op_matrix_load, "TRvc?vx", Rule::matrix_load},
     {op_matrix_store, "vvc?vx", Rule::matrix_store},
     {4459, "TRvvv?n", Rule::matrix_multiply},
+    {4460, "TRt", Rule::matrix_length},
 };
 
 static_assert(std::ranges::is_sorted(forms, {}, &Form::op));

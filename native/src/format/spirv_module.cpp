@@ -287,7 +287,10 @@ void Module::define_type(const Instruction& i, uint32_t result) {
   uint32_t depth = 0;
   const auto part = [&](uint32_t member) -> const Type& {
     const Type& found = type(member);
-    check(!found.is_bfloat || i.op == op_type_matrix_khr, "has bfloat16 outside of matrices");
+    // Elements of matrices are taken out and put together by twos, as words.
+    check(!found.is_bfloat || i.op == op_type_matrix_khr || i.op == op_type_vector || i.op == op_type_function ||
+              (i.op == op_type_pointer && given[0] == storage_function),
+          "has bfloat16 in memory");
     depth = std::max(depth, found.depth + 1);
     check(depth < deepest_type, "has types that are nested too deeply");
     return found;
@@ -321,6 +324,7 @@ void Module::define_type(const Instruction& i, uint32_t result) {
           "has a vector of ", given[1], " components of type ", given[0]);
     made.element = given[0];
     made.count = given[1];
+    made.is_bfloat = element.is_bfloat;
     made.bytes = element.bytes * made.count;
     break;
   }

@@ -123,6 +123,7 @@ enum class Rule : uint8_t {
   matrix_load,
   matrix_store,
   matrix_multiply,
+  matrix_length,
 };
 
 // The operands of an instruction, one letter each: T result type, R result, v value, V values, t type, U types, c constant,
@@ -139,7 +140,7 @@ struct Type {
   uint32_t op = 0;
   uint32_t width = 0; // bits of a number
   bool is_signed = false;
-  bool is_bfloat = false;        // bfloat16, the element of matrices and of nothing else
+  bool is_bfloat = false;        // bfloat16, the element of matrices, or a vector of them
   uint32_t element = 0;          // of vectors, arrays, pointers, matrices; result of functions
   uint64_t count = 0;            // of vectors and arrays
   uint32_t storage = 0;          // of pointers

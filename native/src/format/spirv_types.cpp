@@ -44,6 +44,7 @@ private:
   bool is(const Type& of, uint32_t kind) const { return of.op != op_type_matrix_khr && scalar(of).op == kind; }
   bool is_int(const Type& of) const { return is(of, op_type_int); }
   bool is_float(const Type& of) const { return is(of, op_type_float) && !scalar(of).is_bfloat; }
+  bool is_bits(const Type& of) const { return is_int(of) || is(of, op_type_float); }
   bool is_bool(const Type& of) const { return is(of, op_type_bool); }
   // Integers of one width, whatever their sign, and as many.
   bool alike(const Type& a, const Type& b) const {
@@ -83,6 +84,9 @@ private:
       need(!number || *number < into.count);
       return into.element;
     case op_type_runtime_array:
+      return into.element;
+    case op_type_matrix_khr: // an invocation of a subgroup of 32 holds at least so many of 16 x 16
+      need(number && *number < 8 && into.members[1] * into.members[2] >= 256);
       return into.element;
     default:
       need(false);
@@ -125,12 +129,12 @@ private:
     case Rule::convert:
       return convert();
     case Rule::bitcast:
-      return need((is_int(result()) || is_float(result())) && (is_int(operand(2)) || is_float(operand(2))) &&
+      return need(is_bits(result()) && is_bits(operand(2)) &&
                   scalar(result()).width * count(result()) == scalar(operand(2)).width * count(operand(2)));
     case Rule::select:
       return need(is_bool(operand(2)) && type_id(3) == given_[0] && type_id(4) == given_[0] &&
                   (is_int(result()) || is_float(result()) || is_bool(result()) ||
-                   (operand(2).op == op_type_bool && is_data(result()))) &&
+                   (operand(2).op == op_type_bool && is_data(result()) && !result().is_bfloat)) &&
                   (operand(2).op == op_type_bool || count(operand(2)) == count(result())));
     case Rule::scale:
       return need(result().op == op_type_vector && is_float(result()) && type_id(2) == given_[0] &&
@@ -260,6 +264,8 @@ private:
       return need(a.members[1] == c.members[1] && a.members[2] == b.members[1] && b.members[2] == c.members[2] &&
                   a.members[3] == 0 && b.members[3] == 1 && c.members[3] == 2);
     }
+    case Rule::matrix_length:
+      return need(is_word(result()) && m_.type(given_[2]).op == op_type_matrix_khr);
     }
   }
 

@@ -58,6 +58,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("a few rows of codes", _gpu, gpu_matvec.few_rows_of_codes),
         Family("one row by subgroups", _matrix, gpu_matvec.matvec),
         Family("bytes on matrix units", _bytes, gpu_dot.product_on_units),
+        Family("tiles on matrix units, by fragments", _matrix, gpu.fragment_product),
         Family("tiles on matrix units", _matrix, gpu.matrix_product),
         Family("a few more rows of codes", _gpu, gpu_matvec.many_rows_of_codes),
         Family("tiles on matrix units, weights as they lie", _matrix, gpu.lying_product),

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from lapilli.codegen.coded import lines_of_codes
+from lapilli.codegen.fragments import SIDE, by_fragments
 from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
-from lapilli.codegen.open_rows import likely_rows, may_be_few
+from lapilli.codegen.open_rows import likely_rows, many_rows, may_be_few
 from lapilli.codegen.packing import (
     as_words,
     can_be_stored_as,
@@ -21,6 +22,7 @@ from lapilli.codegen.packing import (
     strided_product,
 )
 from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.tiles import fragments_pay
 from lapilli.codegen.wrapper import SHORT, Wrapper, all_multiples, batched, on_units, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
@@ -181,6 +183,24 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
             rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], rhs.offset, transposed_w=True
         )
     return _with_packed_columns(v, rows, True, ctx)
+
+
+def fragment_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
+    """A large product on matrix units whose right operand is packed by fragments, in each run if it is no constant."""
+    rhs, constant = v.rhs, isinstance(v.rhs.node, Constant)
+    dtype = on_units(ctx.target, rhs.node)
+    if dtype is None or not can_be_stored_as(dtype, v.lhs.node) or lines_of_codes(v, task, ctx) is not None:
+        return None
+    if constant and (rhs.node in ctx.kept or may_be_few(v.m, ctx.target)):
+        return None  # other kernels read it as it lies
+    batch, n, k = estimate(v.batch), estimate(v.n), estimate(v.k)
+    if not fragments_pay(batch, many_rows(v.m), n, k, ctx.target, rhs.strides[1] == 1 and not constant, not constant):
+        return None
+    rows = matmul_rows(v.lhs, v.m, v.k, SHORTS) if v.lhs.node.dtype in (dtype, DType.code) else None
+    w = by_fragments(v, dtype, ctx)
+    step = w.shape[2] * (SIDE * SIDE)  # along k
+    batch_w = as_int(0) if w.shape[0] == 1 else w.shape[1] * step
+    return Tiles(rows or _packed_rows(v, dtype, ctx), w, v.batch, v.m, v.n, v.k, True, batch_w, step, fragments=True)
 
 
 def lying_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:

@@ -101,7 +101,7 @@ class DotTiles(RowTemplate):
         ]
         k16 = self.k4 // _FOUR
         written = finish_on_units(
-            w, t, self.rows, f"Bytes<{int(self._shift != 0)}>", "bytes", True, batch=self.batch, M=self.m, N=self.n,
+            w, t, self.rows, f"Bytes<{int(self._shift != 0)}>", "bytes", 1, batch=self.batch, M=self.m, N=self.n,
             K=k16 * (BYTES // 2), K8=k16, ldb8=k16, batchB8=self.batch_w // _FOUR, offsetB8=0, shift=self._shift,
         )  # fmt: skip
         written.shared = tiles.byte_memory(t, self._shift != 0)

@@ -38,11 +38,12 @@ class Rows:
 
 
 def finish_on_units(
-    w: Wrapper, t: MatrixTile, rows: Rows, factor: str, name: str, transposed_w: bool, *, batch: Int, M: Int, N: Int, K: Int,
+    w: Wrapper, t: MatrixTile, rows: Rows, factor: str, name: str, order_w: int, *, batch: Int, M: Int, N: Int, K: Int,
     K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0, parts: str = "NoParts",
 ) -> KernelSource:  # fmt: skip
     """The kernel of a tile on matrix units, whose sources are written. factor: Slang type of what is multiplied; name: how the
-    kernel's ends; M to offsetB8: of `TileParams` (gpu_matmul_coopmat); parts: Slang type of where the tile's parts are.
+    kernel's ends; order_w: how the right operand lies, TB of `coopmat_tile` (gpu_matmul_coopmat); M to offsetB8: of its
+    `TileParams`; parts: Slang type of where the tile's parts are.
     """
     tm, tn = ceildiv(M, t.bm), ceildiv(N, t.bn)
     w.params(M=M, N=N, K=K, K8=K8, ldb8=ldb8, batchB8=batchB8, tilesM=tm, tilesN=tn, offsetB8=offsetB8)
@@ -50,7 +51,7 @@ def finish_on_units(
     groups = (tm * tn, as_int(1), batch * t.parts) if t.swizzle else (tn, tm, batch * t.parts)
     call = (
         f"coopmat_tile<{factor}, {rows.policy}, W, E, {parts}, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
-        f"{int(t.swizzle)}, {int(rows.transposed)}, {int(transposed_w)}, {t.parts}>(P.a, P.t, {shift}, gid, li);"
+        f"{int(t.swizzle)}, {int(rows.transposed)}, {order_w}, {t.parts}>(P.a, P.t, {shift}, gid, li);"
     )
     kind = "matmul" if rows.struct == "MatmulParams" else "convolution"
     struct = f"TileParams t; {rows.struct} a;"
@@ -75,6 +76,7 @@ class Tiles(RowTemplate):
     flat_rows: bool = False  # the rows of a convolution run over all images
     groups: int = 1  # of a convolution: the batch runs over them
     transposed_w: bool = False  # w is [N, K]
+    fragments: bool = False  # w lies by fragments
     mapping: BatchMapping | None = None  # of rows in another order than the contraction's
     tile: MatrixTile | SimtTile | None = None  # None: not chosen yet
     joined: Node | None = None  # parts of a tile on matrix units, ...
@@ -113,7 +115,7 @@ class Tiles(RowTemplate):
         turned = self.rows.transposed, self.transposed_w
         windows = self.rows.struct in ("ConvParams", "TurnedParams")
         divisible = ctx.target.between_groups and self._is_divisible(task)
-        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible)
+        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible, self.fragments)
         return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 
     def _is_divisible(self, task: Task) -> bool:
@@ -141,11 +143,12 @@ class Tiles(RowTemplate):
             source(w, "X", self.rows.node, vector=False)
         matrix_source8(w, "W", self.w)
         parts = parts_source(w, self.joined, self.counters, self.counter)
+        order = 2 if self.fragments else int(self.transposed_w)
         written = finish_on_units(
-            w, t, self.rows, SHORT[self.w.dtype], "matrix", self.transposed_w, batch=self.batch, M=self.m, N=self.n, K=self.k,
+            w, t, self.rows, SHORT[self.w.dtype], "matrix", order, batch=self.batch, M=self.m, N=self.n, K=self.k,
             K8=ceildiv(self.k, 8), ldb8=self.row_w // 8, batchB8=self.batch_w // 8, offsetB8=self.offset_w // 8, parts=parts,
         )  # fmt: skip
-        written.shared = t.shared(*turned)
+        written.shared = t.shared(*turned, self.fragments)
         written.needs = UNITS[self.w.dtype]
         return written
 

@@ -35,6 +35,14 @@ def likely_rows(m: Int) -> int:
     return max(estimate(m), _LIKELY if most is None else min(_LIKELY, most))
 
 
+def many_rows(m: Int) -> int:
+    """How many rows an open number counts as where a layout is chosen for all of them, which matters most for many."""
+    if m.value is not None:
+        return estimate(m)
+    most, many = m.bounds[1], _RANGES[-1][1]
+    return many if most is None else min(most, many)
+
+
 def may_be_few(m: Int, target: Target) -> bool:
     """Whether an open number of rows may be so small that tiles are slow, and gets other kernels then: one row, or a few where
     there are no matrix units.

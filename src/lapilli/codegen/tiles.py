@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from lapilli.target import MATRIX_SUBGROUP, Target
+
+OPERANDS_STAY = 0
+"""1 where matrix units are emulated: an operand's fragments are in memory then while they are used."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,17 @@ class MatrixTile:
     def invocations(self) -> int:
         return MATRIX_SUBGROUP * (self.bm // self.wm) * (self.bn // self.wn) * self.sk
 
-    def shared(self, left: bool = False, right: bool = False) -> int:
+    def shared(self, left: bool = False, right: bool = False, fragments: bool = False) -> int:
         """Bytes of shared memory: the operands' chunks, or the staged accumulators. left, right: whether the operands are
-        transposed, [K, M] and [N, K].
+        transposed, [K, M] and [N, K]; fragments: whether the right one lies by fragments.
         """
         rows, columns = (
             (y, x) if turned else (x, y) for turned, x, y in ((left, self.bm, self.bk), (right, self.bk, self.bn))
         )
-        operands = sum(lines * (line // 8 + 1) for lines, line in (rows, columns))
-        staged = self.invocations // MATRIX_SUBGROUP * self.ep * 16 * (self.wn // 4 + 1)
+        subgroups = self.invocations // MATRIX_SUBGROUP
+        operands = sum(lines * (line // 8 + 1) for lines, line in ((rows,) if fragments else (rows, columns)))
+        operands += subgroups * MATRIX_SUBGROUP * (self.wn // 16 if OPERANDS_STAY else 1) if fragments else 0
+        staged = subgroups * self.ep * 16 * (self.wn // 4 + 1)
         return 16 * max(operands, staged) + (4 if self.parts > 1 else 0)
 
 
@@ -95,6 +102,16 @@ _RATES_OF_LARGE = (
     _Rate(MatrixTile(64, 64, 64, 64, 32, 2, 2), 2, 0.5, 188, 154, 87),
     _Rate(MatrixTile(64, 64, 128, 64, 64, 8, 1), 1, 0.0, 137, 137, 137),
 )
+_RATES_BY_FRAGMENTS = (
+    _Rate(MatrixTile(64, 256, 64, 64, 64, 1, 1, True), 2, 4.5, 390, 390, 220),
+    _Rate(MatrixTile(64, 128, 128, 64, 64, 2, 1), 2, 3.0, 290, 290, 162),
+    _Rate(MatrixTile(64, 64, 128, 64, 64, 4, 1), 2, 4.0, 240, 240, 153),
+)
+"""The same where the right operand lies by fragments: work groups of one row of subgroups, which share no fragment."""
+_PACK, _PACKED = 4.0, 1.0
+"""Microseconds that it takes to pack an operand by fragments, and elements in a picosecond."""
+_WORTH_FRAGMENTS = 0.95
+"""With what part of the time fragments are worth it."""
 _MUCH, _LONG = 1 << 31, 512
 """Terms of a product, and sizes, from which on these are compared."""
 
@@ -125,26 +142,26 @@ def matrix_tile(
 
 def matrix_tiles(
     batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False),
-    divisible: bool = False,
+    divisible: bool = False, fragments: bool = False,
 ) -> list[MatrixTile]:  # fmt: skip
     """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`. divisible: whether work groups may
-    share the sum of a tile.
+    share the sum of a tile; fragments: whether the right operand lies so.
     """
 
     def fits(t: MatrixTile) -> bool:
-        return t.shared(*turned) <= target.shared_memory and t.invocations <= target.invocations
+        return t.shared(*turned, fragments) <= target.shared_memory and t.invocations <= target.invocations
 
     def time(t: MatrixTile) -> float:
         return matrix_time(t, batch, m, n, k, target.compute_units, convolution)
 
-    if convolution or min(n, k) < _LONG or batch * m * n * k < _MUCH:
+    if convolution or not _is_large(batch, m, n, k):
         large = [
             t
             for t in _LARGE
             if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
         ]
     else:
-        fitting = [r for r in _RATES_OF_LARGE if fits(r.tile)]
+        fitting = [r for r in (_RATES_BY_FRAGMENTS if fragments else _RATES_OF_LARGE) if fits(r.tile)]
         large = [r.tile for r in sorted(fitting, key=lambda r: r.time(batch, m, n, k, target.compute_units, turned[1]))]
     menu = _MENU if convolution else (*_MENU, _WIDE)
     best = sorted((t for t in menu if fits(t) and t not in large), key=time)
@@ -154,6 +171,30 @@ def matrix_tiles(
         worth = [t for t in divided[:1] if time(t) < _WORTH_PARTS * time(best[0])]
         best, others = [*worth, *best], [*others, *(t for t in divided if t not in worth)]
     return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
+
+
+def _is_large(batch: int, m: int, n: int, k: int) -> bool:
+    return min(n, k) >= _LONG and batch * m * n * k >= _MUCH
+
+
+def fragments_pay(batch: int, m: int, n: int, k: int, target: Target, lying: bool, packing: bool) -> bool:
+    """Whether a product is faster if its right operand lies by fragments. lying: whether it would be read along the sum otherwise;
+    packing: whether it has to be packed in each run.
+    """
+    if not _is_large(batch, m, n, k):
+        return False
+
+    def best(rates: Sequence[_Rate], along: bool) -> float:
+        fitting = [
+            r
+            for r in rates
+            if r.tile.shared(False, along, rates is _RATES_BY_FRAGMENTS) <= target.shared_memory
+            and r.tile.invocations <= target.invocations
+        ]
+        return min((r.time(batch, m, n, k, target.compute_units, along) for r in fitting), default=math.inf)
+
+    packed = _PACK + 1e-6 * batch * n * k / _PACKED * _UNITS / target.compute_units if packing else 0
+    return best(_RATES_BY_FRAGMENTS, False) + packed < _WORTH_FRAGMENTS * best(_RATES_OF_LARGE, lying)
 
 
 _MOST_PARTS = 4
@@ -355,8 +396,6 @@ def dot_tiles(batch: int, m: int, n: int, target: Target) -> list[DotTile]:
 
 SEEN = 32
 """Bytes of shared memory for which keys a mask leaves."""
-OPERANDS_STAY = 0
-"""1 where matrix units are emulated: an operand's fragments are in memory then while they are used."""
 
 
 @dataclass(frozen=True)

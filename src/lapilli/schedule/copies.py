@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from lapilli.ir.integer import as_int, of
 from lapilli.ir.node import Map
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, Template
 
 
 @dataclass(eq=False, repr=False)
 class Packed(Map):
-    """A copy of an operand, declared by the kernel that reads it; `insert_copies` creates its task."""
+    """A copy of an operand, declared by the kernel that reads it; `insert_copies` creates its task. template: of the kernel that
+    makes it, if that is not a generic one.
+    """
+
+    template: Template | None = None
 
 
 def insert_copies(tasks: Sequence[Task]) -> list[Task]:
@@ -36,7 +40,7 @@ def insert_copies(tasks: Sequence[Task]) -> list[Task]:
 
 def _copy(node: Packed) -> Task:
     at = tuple(as_int(0) if a.extent == 1 else of(a) for a in node.axes)
-    return Task(node, node.axes, at, node.body, origins=[node.origin], reason="packed operand")
+    return Task(node, node.axes, at, node.body, origins=[node.origin], reason="packed operand", template=node.template)
 
 
 def without_unread(tasks: Sequence[Task], results: set[int]) -> list[Task]:
