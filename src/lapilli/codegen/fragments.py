@@ -9,53 +9,68 @@ from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
 from lapilli.codegen.template import Context, KernelTemplate
-from lapilli.codegen.wrapper import SHORT, Wrapper
+from lapilli.codegen.wrapper import SHORT, Wrapper, all_multiples
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, rewrite
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of
 from lapilli.ir.node import Node
-from lapilli.schedule.contraction import MatmulView
+from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.copies import Packed
 from lapilli.schedule.task import Task
 from lapilli.target import MATRIX_SUBGROUP, UNITS
 
-SIDE = 16
-"""Rows and columns of a fragment."""
-_AT_ONCE = 4
-"""Fragments of a work group."""
+SIDE, _EIGHT = 16, 8
+"""Rows and columns of a fragment, and elements in 16 bytes."""
+_ACROSS, _DEEP = 4, 4
+"""Fragments of a work group: along the columns, each of a subgroup, and along K."""
 
 
 @dataclass(frozen=True)
 class Fragments(KernelTemplate):
-    """Packs a matrix [batch, K / 16, N / 16, 16, 16] of fragments. The order of a fragment's elements is the device's."""
+    """Packs a matrix [batch, K / 16, N / 16, 16, 16] of fragments. The order of a fragment's elements is the device's. rows: the
+    matrix, k x n, if eight elements of a row can be read at once; otherwise they are read by the copy's expression.
+    """
+
+    rows: Operand | None
+    k: Int
+    n: Int
 
     @property
     def operands(self) -> list[Node]:
-        return []  # those of the copy's expression
+        return [self.rows.node] if self.rows is not None else []
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
-        out = task.out
+        out, kind = task.out, SHORT[task.out.dtype]
         w = Wrapper(task, ctx, "gpu_fragments", sizes_as_params=False)
         batch, k16, n16 = out.shape[:3]
         names = {"b": Var("b", batch), "k": Var("k", k16 * SIDE), "n": Var("n", n16 * SIDE)}
         b, k, n = (as_int(0) if v.extent == 1 else of(v) for v in names.values())
         texts: dict[Atom, str] = {v: f"int({name})" for name, v in names.items()}
-        at = (b, k // SIDE, n // SIDE, k % SIDE, n % SIDE)
         e = Emitter(w.kernel, texts, None, {}, "        ")
-        value = e.value(rewrite(task.value, dict(zip(task.axes, at, strict=True))))
+        if (rows := self.rows) is not None:
+            policy, method = "X", "IEights\n{\n    static uint4 eight"
+            along, down, _ = rows.strides
+            place = e.integer(rows.offset // _EIGHT + b * (along // _EIGHT) + k * (down // _EIGHT) + n // _EIGHT)
+            inside = f"int(k) < {e.integer(self.k)} && int(n) < {e.integer(self.n)}"
+            e.line("uint4 words = uint4(0);")
+            e.line(f"if ({inside}) words = {w.kernel.bind(rows.node, 'uint4')}[{place}];")
+            value = "words"
+        else:
+            policy, method = f"Elements<{kind}, X>", "IElements\n{\n    static float element"
+            at = (b, k // SIDE, n // SIDE, k % SIDE, n % SIDE)
+            value = e.value(rewrite(task.value, dict(zip(task.axes, at, strict=True))))
         w.structs.append(
-            "struct X : IElements\n{\n    static float element(uint b, uint k, uint n)\n    {\n"
-            f"{e.text()}        return {value};\n    }}\n}};\n"
+            f"struct X : {method}(uint b, uint k, uint n)\n    {{\n{e.text()}        return {value};\n    }}\n}};\n"
         )
         memory = w.kernel.bind(out, "uint4", written=True)
         w.structs.append(
             f"struct O : IWords\n{{\n    static void store(uint i, uint4 words) {{ {memory}[i] = words; }}\n}};\n"
         )
         w.params(K16=k16, N16=n16)
-        call = f"pack_fragments<{SHORT[out.dtype]}, X, O, {_AT_ONCE}>(P.t, gid, li);"
-        groups = (ceildiv(n16, _AT_ONCE), k16, batch)
-        written = w.finish(call, groups, (MATRIX_SUBGROUP * _AT_ONCE, 1, 1), "pack_fragments", "FragmentParams")
-        written.shared = 16 * MATRIX_SUBGROUP * _AT_ONCE
+        call = f"pack_fragments<{kind}, {policy}, O, {_ACROSS}, {_DEEP}>(P.t, gid, li);"
+        groups = (ceildiv(n16, _ACROSS), ceildiv(k16, _DEEP), batch)
+        written = w.finish(call, groups, (MATRIX_SUBGROUP * _ACROSS, 1, 1), "pack_fragments", "FragmentParams")
+        written.shared = 16 * MATRIX_SUBGROUP * _ACROSS * _DEEP
         written.needs = UNITS[out.dtype]
         return written
 
@@ -72,5 +87,11 @@ def by_fragments(v: MatmulView, dtype: DType, ctx: Context) -> Packed:
 
     sizes: list[IntLike] = [as_int(1) if shared else v.batch, ceildiv(v.k, SIDE), ceildiv(v.n, SIDE), SIDE, SIDE]
     node = ctx.packed("fragments", rhs.node, sizes, body, dtype)
-    node.template = Fragments()
+    read_at_once = (
+        rhs.node.dtype is dtype
+        and not isinstance(rhs.node, Packed)
+        and rhs.strides[2] == 1
+        and all_multiples(_EIGHT, v.n, rhs.offset, *rhs.strides[:2])
+    )
+    node.template = Fragments(rhs if read_at_once else None, v.k, v.n)
     return node

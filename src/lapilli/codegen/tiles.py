@@ -108,7 +108,7 @@ _RATES_BY_FRAGMENTS = (
     _Rate(MatrixTile(64, 64, 128, 64, 64, 4, 1), 2, 4.0, 240, 240, 153),
 )
 """The same where the right operand lies by fragments: work groups of one row of subgroups, which share no fragment."""
-_PACK, _PACKED = 4.0, 1.0
+_PACK, _PACKED = 4.0, 0.42
 """Microseconds that it takes to pack an operand by fragments, and elements in a picosecond."""
 _WORTH_FRAGMENTS = 0.95
 """With what part of the time fragments are worth it."""
