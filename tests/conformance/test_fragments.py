@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lapilli
-from lapilli.codegen import gpu
+from lapilli.codegen import gpu, tiles
 from lapilli.codegen.tiles import fragments_pay, matrix_tiles
 from lapilli.target import TARGETS
 
@@ -105,6 +105,16 @@ def test_steps_keep_weights_as_they_lie() -> None:
     ) as program:
         (plan,) = program.description.methods[0].plans
     assert not plan.load
+
+
+def test_the_invocations_of_a_tile_divide_its_loads() -> None:
+    """What the kernel requires of tiles (gpu_matmul_coopmat); no tile of the menus is another."""
+    found = [*tiles._MENU, *tiles._LARGE, *tiles._OTHERS, tiles._WIDE, tiles._DIVIDED, tiles._DECODING]
+    found += [r.tile for r in (*tiles._RATES_OF_LARGE, *tiles._RATES_BY_FRAGMENTS)]
+    for t in found:
+        count = t.invocations
+        assert t.bm * t.bk // 8 % count == t.bk * t.bn // 8 % count == count % (t.bk // 8) == t.bk // 16 % t.sk == 0, t
+        assert t.bm % t.wm == t.bn % t.wn == t.wm // 16 % t.ep == 0, t
 
 
 def test_where_they_pay() -> None:

@@ -149,7 +149,7 @@ def matrix_tiles(
     """
 
     def fits(t: MatrixTile) -> bool:
-        return t.shared(*turned, fragments) <= target.shared_memory and t.invocations <= target.invocations
+        return _is_possible(t, target, turned, fragments)
 
     def time(t: MatrixTile) -> float:
         return matrix_time(t, batch, m, n, k, target.compute_units, convolution)
@@ -173,6 +173,10 @@ def matrix_tiles(
     return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
 
 
+def _is_possible(t: MatrixTile, target: Target, turned: tuple[bool, bool], fragments: bool) -> bool:
+    return t.shared(*turned, fragments) <= target.shared_memory and t.invocations <= target.invocations
+
+
 def _is_large(batch: int, m: int, n: int, k: int) -> bool:
     return min(n, k) >= _LONG and batch * m * n * k >= _MUCH
 
@@ -184,17 +188,13 @@ def fragments_pay(batch: int, m: int, n: int, k: int, target: Target, lying: boo
     if not _is_large(batch, m, n, k):
         return False
 
-    def best(rates: Sequence[_Rate], along: bool) -> float:
-        fitting = [
-            r
-            for r in rates
-            if r.tile.shared(False, along, rates is _RATES_BY_FRAGMENTS) <= target.shared_memory
-            and r.tile.invocations <= target.invocations
-        ]
+    def best(rates: Sequence[_Rate], along: bool, fragments: bool) -> float:
+        fitting = [r for r in rates if _is_possible(r.tile, target, (False, along), fragments)]
         return min((r.time(batch, m, n, k, target.compute_units, along) for r in fitting), default=math.inf)
 
     packed = _PACK + 1e-6 * batch * n * k / _PACKED * _UNITS / target.compute_units if packing else 0
-    return best(_RATES_BY_FRAGMENTS, False) + packed < _WORTH_FRAGMENTS * best(_RATES_OF_LARGE, lying)
+    by_columns = best(_RATES_OF_LARGE, lying, False)
+    return best(_RATES_BY_FRAGMENTS, False, True) + packed < _WORTH_FRAGMENTS * by_columns
 
 
 _MOST_PARTS = 4
