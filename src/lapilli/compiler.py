@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from lapilli.codegen.build import Builder, build
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import largest, split_bindings
 from lapilli.codegen.select import schedule_of, write_all
-from lapilli.codegen.template import Kept
+from lapilli.codegen.template import Kept, address
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.integers import arithmetic
@@ -30,7 +32,7 @@ from lapilli.graph.module import Module
 from lapilli.graph.shared_states import share_states
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import product
-from lapilli.ir.node import MOST_ELEMENTS, Graph, Input
+from lapilli.ir.node import MOST_ELEMENTS, Constant, Graph, Input
 from lapilli.legalize.partition import Parts, partition
 from lapilli.legalize.passes import functional, optimize
 from lapilli.lower import is_computed, lower
@@ -305,7 +307,8 @@ def _write(
     """Writes methods. Returns the schedules of each, one per plan."""
     targets = [t for t in targets if _has_use_for(t, methods, targets)]
     done: dict[int, list[Planned]] = {}
-    kept = {t.name: Kept() for t in targets}
+    shared = {half: _shared(methods, half) for half in {t.half for t in targets}}
+    kept = {t.name: Kept(shared=shared[t.half]) for t in targets}
     with Builder() as builder:  # kernels are compiled while the next plan is scheduled
         # The smallest inputs first: kernels for few rows read weights unpacked, and kernels for many rows can do so, too.
         for k, method in sorted(enumerate(methods), key=lambda item: _size(item[1])):
@@ -326,6 +329,14 @@ def _write(
     for method, plans in zip(methods, made, strict=True):
         writer.method(method.name, plans[0].schedule.graph, [p.plan for p in plans], codes, method.dims)
     return [[p.schedule for p in plans] for plans in made]
+
+
+def _shared(methods: Sequence[PlayerMethod], half: bool) -> frozenset[int]:
+    """The addresses of constants that several methods read. half: of which of their graphs."""
+    if len(methods) == 1:
+        return frozenset()
+    read = ({address(n) for n in m.graphs[half].nodes() if isinstance(n, Constant)} for m in methods)
+    return frozenset(place for place, count in Counter(chain.from_iterable(read)).items() if count > 1)
 
 
 def _is_there(target: Target, planned: Sequence[Planned]) -> bool:

@@ -107,6 +107,20 @@ def test_steps_keep_weights_as_they_lie() -> None:
     assert not plan.load
 
 
+def test_methods_share_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another method reads is packed by columns, as it may be there: once, for both."""
+    monkeypatch.setattr(gpu, "fragments_pay", lambda batch, m, *_: m >= 64)
+    model, own = (nn.Linear(72, 48).half() for _ in range(2))
+    few, many = torch.randn(16, 72).half(), torch.randn(64, 72).half()
+    packed = {}
+    for name, second in (("the same weight", model), ("another one", own)):
+        with lapilli.compile({"few": (model, (few,)), "many": (second, (many,))}, target="gpu-fp16-matrix") as program:
+            for method, of, x in (("few", model, few), ("many", second, many)):
+                torch.testing.assert_close(program.methods[method](x), of(x), rtol=2**-9, atol=2**-8)
+            packed[name] = [d.kernel for m in program.description.methods for d in m.plans[0].load]
+    assert packed == {"the same weight": ["map"] * 2, "another one": ["map", "pack_fragments"]}
+
+
 def test_the_invocations_of_a_tile_divide_its_loads() -> None:
     """What the kernel requires of tiles (gpu_matmul_coopmat); no tile of the menus is another."""
     found = [*tiles._MENU, *tiles._LARGE, *tiles._OTHERS, tiles._WIDE, tiles._DIVIDED, tiles._DECODING]

@@ -191,8 +191,8 @@ def fragment_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     dtype = on_units(ctx.target, rhs.node)
     if dtype is None or not can_be_stored_as(dtype, v.lhs.node) or lines_of_codes(v, task, ctx) is not None:
         return None
-    if constant and (rhs.node in ctx.kept or may_be_few(v.m, ctx.target)):
-        return None  # other kernels read it as it lies
+    if constant and (rhs.node in ctx.kept or ctx.kept.is_shared(rhs.node) or may_be_few(v.m, ctx.target)):
+        return None  # other kernels read it as it lies, or may pack it by columns
     batch, n, k = estimate(v.batch), estimate(v.n), estimate(v.k)
     if not fragments_pay(batch, many_rows(v.m), n, k, ctx.target, rhs.strides[1] == 1 and not constant, not constant):
         return None

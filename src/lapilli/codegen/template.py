@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,32 +46,38 @@ class Counters:
 
 class Kept:
     """Constants that some kernel reads as they lie in the file, so that they stay on the device. Other kernels should read them in
-    that layout where they can: a packed copy would double the memory.
+    that layout where they can: a packed copy would double the memory. shared: addresses of constants that several methods read.
     """
 
-    def __init__(self, others: Kept | None = None) -> None:
+    def __init__(self, others: Kept | None = None, shared: Collection[int] = ()) -> None:
         self._memory: dict[int, int] = {} if others is None else dict(others._memory)  # first address -> bytes
+        self._shared: Collection[int] = shared if others is None else others._shared
 
     def add(self, nodes: Iterable[Node]) -> None:
         """Adds those of these values that are constants."""
         for n in nodes:
             if isinstance(n, Constant):
-                address = _address(n)
-                self._memory[address] = max(n.value.nbytes, self._memory.get(address, 0))
+                place = address(n)
+                self._memory[place] = max(n.value.nbytes, self._memory.get(place, 0))
 
     def __contains__(self, node: Node) -> bool:
         """Whether a value is such a constant, or a part of one."""
         if not isinstance(node, Constant):
             return False
-        first, end = _address(node), _address(node) + node.value.nbytes
+        first, end = address(node), address(node) + node.value.nbytes
         if self._memory.get(first, 0) >= node.value.nbytes:
             return True
         return any(start <= first and end <= start + size for start, size in self._memory.items())
 
+    def is_shared(self, node: Node) -> bool:
+        """Whether several methods read a constant, which then has a layout that all kernels take."""
+        return isinstance(node, Constant) and address(node) in self._shared
 
-def _address(n: Constant) -> int:
-    address: int = n.value.__array_interface__["data"][0]
-    return address
+
+def address(n: Constant) -> int:
+    """Where the numbers of a constant lie in memory: the same for all methods that read it."""
+    place: int = n.value.__array_interface__["data"][0]
+    return place
 
 
 @dataclass(frozen=True)
