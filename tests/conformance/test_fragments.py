@@ -82,14 +82,18 @@ def test_operands_that_are_computed() -> None:
     assert "pack_fragments" in [d.kernel for d in plan.run]
 
 
+def of_open_rows(least: int) -> tuple[lapilli.Program, Product, Tensor]:
+    """A program for any number of rows from `least` on, its model, and many rows."""
+    torch.manual_seed(0)
+    model, rows = Product(lambda x, w: x @ w.t(), 48, 72).half(), torch.export.Dim("rows", min=least, max=4096)
+    x, shapes = torch.randn(300, 72).half(), ({0: rows},)
+    return lapilli.compile(model, (x,), dynamic_shapes=shapes, target="gpu-fp16-matrix", fallback="error"), model, x
+
+
 def test_an_open_number_of_rows() -> None:
     """Each range of rows has its tile, and all read the same packed operand."""
-    torch.manual_seed(0)
-    model, rows = Product(lambda x, w: x @ w.t(), 48, 72).half(), torch.export.Dim("rows", min=2, max=4096)
-    x = torch.randn(300, 72).half()
-    with lapilli.compile(
-        model, (x,), dynamic_shapes=({0: rows},), target="gpu-fp16-matrix", fallback="error"
-    ) as program:
+    program, model, x = of_open_rows(2)
+    with program:
         (plan,) = program.description.methods[0].plans
         for count in (2, 3, 16, 17, 64, 129, 300):
             near(program(x[:count]), x[:count], model, torch.float16)
@@ -98,11 +102,8 @@ def test_an_open_number_of_rows() -> None:
 
 def test_steps_keep_weights_as_they_lie() -> None:
     """A number of rows that may be 1: kernels for one row read the same weights."""
-    model, rows = Product(lambda x, w: x @ w.t(), 48, 72).half(), torch.export.Dim("rows", min=1, max=4096)
-    x = torch.randn(300, 72).half()
-    with lapilli.compile(
-        model, (x,), dynamic_shapes=({0: rows},), target="gpu-fp16-matrix", fallback="error"
-    ) as program:
+    program, _, _ = of_open_rows(1)
+    with program:
         (plan,) = program.description.methods[0].plans
     assert not plan.load
 

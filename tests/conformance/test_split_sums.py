@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import as_gpu
 import pytest
@@ -86,14 +85,7 @@ UNITS = tiles.MatrixTile(32, 32, 64, 16, 16, 1, 1)
 @pytest.fixture
 def _in_parts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Products on matrix units have tiles of 32 x 32 in so many parts."""
-    found = tiles.matrix_tiles
-    tile = replace(UNITS, parts=request.param)
-
-    def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
-        divisible, _ = args[-2:]
-        return [tile, *found(*args)] if divisible else found(*args)
-
-    monkeypatch.setattr(tiles, "matrix_tiles", matrix_tiles)
+    random_sums.divide(replace(UNITS, parts=request.param), monkeypatch)
 
 
 ON_UNITS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {

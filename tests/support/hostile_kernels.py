@@ -246,6 +246,7 @@ REFUSED: dict[str, tuple[Callable[[], Kernel], str]] = {
     "an element that a matrix may not have": (_element("%c8"), "do not fit"),
     "an element by a number": (_element("%i"), "do not fit"),
     "an element of a small matrix": (_element("%c0", "%c8"), "do not fit"),
+    "elements in subgroups of any size": (_element("%c0"), "must ask for subgroups of at most 32"),
     "how long a number is": (_changed(body=("4460 %u %n %u", "Store %py %n")), "do not fit"),
     "arithmetic in bfloat16": (
         _changed(types=["TypeFloat %bf 16 0", "Constant %bf %one 16256"],

@@ -108,15 +108,19 @@ class Sums(nn.Module):
         return (y, y @ self.v.t()) if self.given.second else (y,)
 
 
-def _force(given: Case, patch: pytest.MonkeyPatch) -> None:
-    """Every product whose sum may be shared is divided so, and has such operands, however small it is."""
+def divide(tile: tiles.MatrixTile, patch: pytest.MonkeyPatch) -> None:
+    """Every product whose sum may be shared has this tile, however small it is."""
     found = tiles.matrix_tiles
 
     def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
         divisible, _ = args[-2:]
-        return [given.tile, *found(*args)] if divisible else found(*args)
+        return [tile, *found(*args)] if divisible else found(*args)
 
     patch.setattr(tiles, "matrix_tiles", matrix_tiles)
+
+
+def _force(given: Case, patch: pytest.MonkeyPatch) -> None:
+    divide(given.tile, patch)
     patch.setattr(gpu, "fragments_pay", lambda *_: given.fragments)
     patch.setattr(gpu, "WORTH_PACKING", 0)
 

@@ -199,6 +199,8 @@ private:
   }
 
   void conclude() {
+    m_.check(!m_.takes_elements || (kernel_.subgroup_size > 0 && kernel_.subgroup_size <= 32),
+             "takes elements of matrices, for which it must ask for subgroups of at most 32");
     kernel_.entry_point = m_.entry_name;
     kernel_.spirv_version = m_.words[1];
     kernel_.capabilities = m_.capabilities;

@@ -210,6 +210,7 @@ public:
   std::vector<uint32_t> capabilities;
   std::vector<uint32_t> variables;     // instructions: those outside of functions
   std::unordered_set<uint32_t> stored; // variables of buffers through which something is stored
+  bool takes_elements = false;         // of matrices
   uint32_t entry = 0;
   std::string entry_name;
   std::optional<std::array<uint32_t, 3>> local;

@@ -85,8 +85,9 @@ private:
       return into.element;
     case op_type_runtime_array:
       return into.element;
-    case op_type_matrix_khr: // an invocation of a subgroup of 32 holds at least so many of 16 x 16
+    case op_type_matrix_khr: // an invocation of a subgroup of up to 32 holds at least so many of 16 x 16
       need(number && *number < 8 && into.members[1] * into.members[2] >= 256);
+      m_.takes_elements = true;
       return into.element;
     default:
       need(false);

@@ -166,11 +166,9 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     if dtype is None or not can_be_stored_as(dtype, v.lhs.node):
         return None
     rhs = v.rhs
-    rows = matmul_rows(v.lhs, v.m, v.k, SHORTS) if v.lhs.node.dtype in (dtype, DType.code) else None
+    rows = _rows_on_units(v, dtype, ctx)
     if rows is None:
-        if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
-            return None
-        rows = _packed_rows(v, dtype, ctx)
+        return None
     if (coded := lines_of_codes(v, task, ctx)) is not None:
         return _tiles_of_codes(v, rows, coded, True)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
@@ -196,11 +194,13 @@ def fragment_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     batch, n, k = estimate(v.batch), estimate(v.n), estimate(v.k)
     if not fragments_pay(batch, many_rows(v.m), n, k, ctx.target, rhs.strides[1] == 1 and not constant, not constant):
         return None
-    rows = matmul_rows(v.lhs, v.m, v.k, SHORTS) if v.lhs.node.dtype in (dtype, DType.code) else None
+    rows = _rows_on_units(v, dtype, ctx)
+    if rows is None:
+        return None
     w = by_fragments(v, dtype, ctx)
     step = w.shape[2] * (SIDE * SIDE)  # along k
     batch_w = as_int(0) if w.shape[0] == 1 else w.shape[1] * step
-    return Tiles(rows or _packed_rows(v, dtype, ctx), w, v.batch, v.m, v.n, v.k, True, batch_w, step, fragments=True)
+    return Tiles(rows, w, v.batch, v.m, v.n, v.k, True, batch_w, step, fragments=True)
 
 
 def lying_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
@@ -216,6 +216,14 @@ def lying_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     return replace(
         found, w=rhs.node, batch_w=rhs.strides[0], row_w=rhs.strides[2], offset_w=rhs.offset, transposed_w=True
     )
+
+
+def _rows_on_units(v: MatmulView, dtype: DType, ctx: Context) -> Rows | None:
+    """The left operand for matrix units: as it lies, or packed if the product is large enough for that."""
+    rows = matmul_rows(v.lhs, v.m, v.k, SHORTS) if v.lhs.node.dtype in (dtype, DType.code) else None
+    if rows is None and estimate(v.batch * v.n * v.k) * likely_rows(v.m) >= WORTH_PACKING:
+        return _packed_rows(v, dtype, ctx)
+    return rows
 
 
 def _packed_rows(v: MatmulView, dtype: DType, ctx: Context) -> Rows:
