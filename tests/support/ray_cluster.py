@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,9 @@ def _variables(driver: str) -> dict[str, str]:
 @contextmanager
 def two_nodes(drivers: Sequence[str]) -> Iterator[Any]:
     """A `ray.cluster_utils.Cluster`, to which this process is connected. drivers: the file of each node's driver."""
+    # Ray's statistics of use start a thread that stays for as long as the process and writes a traceback each ten seconds; where
+    # that falls into another test's `ast.parse`, Python before 3.11.8 raises SystemError there (python/cpython#106905).
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray.data
     from ray.cluster_utils import Cluster
 
