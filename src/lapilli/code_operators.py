@@ -5,6 +5,7 @@
 inverse, or divides by the scale, which is not always the same code. A block has `block[d]` elements along dimension d, or all (-1).
 So a scale for a tensor, a channel, a token or a group are the same operator. `lapilli::unpack` reads codes of four bits (or 1 or
 2), several in a byte, the lowest one first; codes of other widths have their upper bits in a tensor of their own.
+`lapilli::look_up` is for codes that stand for the numbers of a table, and `lapilli::power_of_two` for scales that are exponents.
 
 `lapilli::integer_product` and `lapilli::integer_convolution` are sums of products of 8-bit integers less their zero points, exact
 and in int32. What they become depends on how large the sums may be (`graph/integers.py`).
@@ -75,6 +76,15 @@ def _unpacked(
     return packed.new_empty((*packed.shape[:-1], size), dtype=type_of_codes(low, bits + above))
 
 
+def _look_up(codes: Tensor, numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int8, device=codes.device)[codes.long()]
+
+
+def _power_of_two(exponents: Tensor, bias: int) -> Tensor:
+    ones = torch.ones_like(exponents, dtype=torch.float64)
+    return torch.ldexp(ones, exponents.to(torch.int32) - bias).float()
+
+
 def _less(x: Tensor, zero: Tensor | None) -> Tensor:
     return x.to(torch.int32) if zero is None else x.to(torch.int32) - zero.to(torch.int32)
 
@@ -120,6 +130,14 @@ define(
     _unpack, _unpacked,
 )  # fmt: skip
 define(
+    "look_up(Tensor codes, int[] numbers) -> Tensor",
+    _look_up, lambda codes, numbers: torch.empty_like(codes, dtype=torch.int8),
+)  # fmt: skip
+define(
+    "power_of_two(Tensor exponents, int bias) -> Tensor",
+    _power_of_two, lambda exponents, bias: torch.empty_like(exponents, dtype=torch.float32),
+)  # fmt: skip
+define(
     "integer_product(Tensor a, Tensor? a_zero, Tensor b, Tensor? b_zero) -> Tensor",
     _product, lambda a, a_zero, b, b_zero: torch.matmul(a.to(torch.int32), b.to(torch.int32)),
 )  # fmt: skip
@@ -131,6 +149,12 @@ define(
 DEQUANTIZE: Any = torch.ops.lapilli.dequantize.default
 QUANTIZE: Any = torch.ops.lapilli.quantize.default
 UNPACK: Any = torch.ops.lapilli.unpack.default
+LOOK_UP: Any = torch.ops.lapilli.look_up.default
+"""codes from 0 to 15, which of 16 numbers of 8 bits each stands for -> int8."""
+POWER_OF_TWO: Any = torch.ops.lapilli.power_of_two.default
+"""uint8 exponents and what they are too large by, 127 to 149 -> float32."""
+DECODERS = (DEQUANTIZE, UNPACK, LOOK_UP, POWER_OF_TWO)
+"""What makes larger elements of small ones: constants stay as they are before it."""
 INTEGER_PRODUCT: Any = torch.ops.lapilli.integer_product.default
 """a [*, m, k], b [*, k, n] -> [*, m, n], as torch.matmul. Zero points are broadcast to their operands."""
 INTEGER_CONVOLUTION: Any = torch.ops.lapilli.integer_convolution.default

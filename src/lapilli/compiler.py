@@ -91,8 +91,8 @@ def collected(
     fallback: str = "cpu",
     weights: str | None = None,
 ) -> ModelCompiler:
-    """All methods of a model, lowered but without kernels. Arguments as for `lapilli.compile`; weights: the precision in which
-    constants are stored, if it differs.
+    """All methods of a model, lowered but without kernels. Arguments as for `lapilli.compile`; weights: how constants are stored,
+    if it differs from `precision`, as `Storage` has it.
     """
     _check_target(precision, target)
     if fallback not in ("cpu", "error"):
@@ -123,7 +123,8 @@ def collected(
 class Storage:
     """How a program stores values.
 
-    activations, weights (of two or more dimensions): "fp32" or "fp16". layout: the order of activations in memory, "auto"
+    activations, weights (of two or more dimensions): "fp32" or "fp16"; weights also "fp16-exact" or "bf16-exact": as 16 bits those
+    whose numbers they hold. layout: the order of activations in memory, "auto"
     (the cheapest), "contiguous" (row-major) or "channels-last" (for those with four dimensions).
     """
 
@@ -481,9 +482,12 @@ def _check_target(precision: str, target: str | None) -> None:
         raise _wrong_target(precision, target, ())
 
 
-def short_floats(precision: str, *modules: Module) -> set[DType]:
-    """The 16-bit floats that programs of these modules store: their own, and what is rounded to half precision."""
-    rounded = {DType.float16} if precision == "fp16" else set()
+_STORED_AS = {"fp16": DType.float16, "fp16-exact": DType.float16, "bf16-exact": DType.bfloat16}
+
+
+def short_floats(weights: str, *modules: Module) -> set[DType]:
+    """The 16-bit floats that programs of these modules store: their own, and what constants are stored as."""
+    rounded = {_STORED_AS[weights]} if weights in _STORED_AS else set()
     return rounded | {from_torch(dtype) for m in modules for dtype in m.short_floats()}
 
 

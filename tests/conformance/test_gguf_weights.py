@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapilli
+from lapilli.code_operators import LOOK_UP, POWER_OF_TWO
 from lapilli.llm.blocks import NAMES, BlockedMatrix, Parameter, of_gguf
 from lapilli.llm.decoder import Weight
 from lapilli.target import TARGETS
 
 ROWS, COLUMNS = 24, 512
 PLANS = ("cpu-fp16", "gpu-fp16", "gpu-fp16-matrix")
-WIDE = ("Q4_1", "Q3_K", "Q5_K", "Q6_K")  # one of each kind of expression: everywhere
+WIDE = ("Q4_1", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")  # one of each kind of expression: everywhere
 CASES = [
     (name, plan) for k, name in enumerate(NAMES) for j, plan in enumerate(PLANS) if name in WIDE or j == k % len(PLANS)
 ]
@@ -38,6 +40,8 @@ def of_random_bits(name: str) -> BlockedMatrix:
     found = of_gguf(rng.integers(0, 256, (ROWS, row), dtype=np.uint8), name)
 
     def tame(p: Parameter) -> Parameter:
+        if p.bias is not None:
+            return replace(p, values=rng.integers(p.bias - 8, p.bias - 4, p.values.shape, dtype=np.uint8))
         size = 0.02 if p.codes is None else 0.001
         return replace(p, values=(size * (1 + rng.random(p.values.shape))).astype(p.values.dtype))
 
@@ -64,7 +68,7 @@ def test_products_and_embeddings_of_blocks(name: str, plan: str) -> None:
     given = {"one": torch.randn(1, COLUMNS), "many": torch.randn(20, COLUMNS)}
     half = plan == "gpu-fp16-matrix"
     if name == "MXFP4" and not half:
-        plan = plan.replace("fp16", "fp32")  # its scales are powers of two beyond a half's
+        plan = plan.replace("fp16", "fp32")  # it has no halves
     methods = {method: (model, (x, tokens)) for method, x in given.items()}
     with lapilli.compile(methods, target=plan, precision="fp16" if half else "fp32", fallback="error") as program:
         for method, x in given.items():
@@ -75,3 +79,42 @@ def test_products_and_embeddings_of_blocks(name: str, plan: str) -> None:
             assert ((product.double() - x.double() @ w.mT).abs() <= bound).all()
             tolerance = 2.0**-11 * 2 if half else 2.0**-23 * 2
             assert ((rows.double() - w[tokens]).abs() <= w.abs().max() * tolerance).all()
+
+
+@pytest.mark.parametrize("plan", ["cpu-fp32", "gpu-fp32", "any-fp32"])
+def test_any_table_and_any_exponent(plan: str) -> None:
+    """Tables that are odd (whose codes are sign and size) and others, with numbers that are there twice; every exponent."""
+    size = [0, 15, 7, 1, 1, 8, 2, 3]
+    tables = [size + [-n for n in size], [-128, 127, *range(14)], [*size, *map(abs, size)], [0] * 16]
+    codes = torch.arange(256, dtype=torch.uint8).view(-1, 4) % 16
+    exponents = torch.arange(256, dtype=torch.uint8).view(-1, 4)
+
+    class Decoded(nn.Module):
+        def forward(self, codes: Tensor, exponents: Tensor) -> tuple[Tensor, ...]:
+            found = [LOOK_UP(codes, numbers) for numbers in tables]
+            return (*found, *(POWER_OF_TWO(exponents, bias) for bias in (127, 128, 149)))
+
+    with lapilli.compile(Decoded(), (codes, exponents), target=plan, fallback="error") as program:
+        found = program(codes, exponents)
+    for numbers, made in zip(tables, found, strict=False):
+        assert torch.equal(made, torch.tensor(numbers, dtype=torch.int8)[codes.long()])
+    for bias, made in zip((127, 128, 149), found[len(tables) :], strict=True):
+        wanted = 2.0 ** (exponents.double() - bias)
+        is_normal = (
+            wanted >= torch.finfo(torch.float32).tiny
+        )  # smaller ones may be flushed to 0 where they are multiplied
+        assert torch.equal(made[is_normal].double(), wanted[is_normal].float().double())
+        assert (made[~is_normal] <= torch.finfo(torch.float32).tiny).all()
+
+
+@pytest.mark.parametrize(
+    "operator, wrong, words",
+    [(LOOK_UP, list(range(15)), "16 numbers"), (LOOK_UP, [128] * 16, "-128 to 127"), (POWER_OF_TWO, 126, "127 to 149")],
+)
+def test_what_is_no_table(operator: Any, wrong: Any, words: str) -> None:
+    class Decoded(nn.Module):
+        def forward(self, codes: Tensor) -> Any:
+            return operator(codes, wrong)
+
+    with pytest.raises(lapilli.CompileError, match=words):
+        lapilli.compile(Decoded(), (torch.zeros(4, dtype=torch.uint8),), target="cpu-fp32", fallback="error")

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.code_operators import DECODERS, QUANTIZE
 from lapilli.compiler import assemble
 from lapilli.graph.module import Module
 from lapilli.ir import interpret
@@ -336,7 +336,7 @@ ONLY_FLOAT = {
                  "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
     for kind in ("default", "vec")
 }  # fmt: skip
-ONLY_OURS = {torch.ops.aten._int_mm.default, DEQUANTIZE, QUANTIZE, UNPACK}
+ONLY_OURS = {torch.ops.aten._int_mm.default, *DECODERS, QUANTIZE}
 """Operators of codes, of which calls with any other numbers mean nothing."""
 NOT_HALF = {torch.ops.aten.nextafter.default}
 

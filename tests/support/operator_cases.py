@@ -11,7 +11,7 @@ from agreement import Case
 from indexing_cases import factorisations, gathers, scatters, searches
 
 from lapilli import sampling
-from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, QUANTIZE, UNPACK
 
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)
@@ -342,6 +342,9 @@ def _codes() -> Cases:
             Case(c, (x, f(), None, [-1, -1], -100, 155, torch.float32)),
         ],
         u: [Case(u, (packed, -8, 10)), Case(u, (packed, 0, 9)), Case(u, (packed[0], -3, 9))],
+        LOOK_UP: [Case(LOOK_UP, (packed % 16, table)) for table in ([*range(-128, 0, 8)], [0, 5, 15, 1, 2, 3, 4, 9, *[0] * 8])]
+        + [Case(LOOK_UP, (packed[0] % 16, [7, 0, 15, 1, 2, 3, 4, 9, -7, 0, -15, -1, -2, -3, -4, -9]))],
+        POWER_OF_TWO: [Case(POWER_OF_TWO, (packed // 2 + 32, bias)) for bias in (127, 128, 149)],
         aten._int_mm.default: [
             Case(aten._int_mm.default, (ints(17, 16, dtype=torch.int8), ints(16, 8, dtype=torch.int8, low=-128, high=128)))
         ],

@@ -167,8 +167,7 @@ def _with_columns(m: Coded, contraction: Matmul, ctx: Context) -> Expr:
     wide = ceildiv(n, LANES) * LANES
     inside = set(loads(m.code))
 
-    def copy(ld: Expr) -> Expr | None:
-        assert isinstance(ld, Load)
+    def copy(ld: Load, value: Expr) -> Expr | None:
         if ld in inside or not (reads_any(ld, column) or reads_any(ld, inner)):
             return None
         size = _block(ld, inner)
@@ -177,12 +176,40 @@ def _with_columns(m: Coded, contraction: Matmul, ctx: Context) -> Expr:
         rows = ceildiv(k, size)
 
         def body(row: Int, at: Int) -> tuple[list[Int], Expr]:
-            return [], rewrite(ld, {inner: _below(row * size, k), column: _below(at, n)})
+            return [], rewrite(value, {inner: _below(row * size, k), column: _below(at, n)})
 
-        node = ctx.packed("shared", ld.node, [rows, wide], body)
+        node = ctx.packed("shared", ld.node, [rows, wide], body, None if value is ld else value.dtype)
         return load(node, [of(inner) // size, of(column)])
 
-    return rewrite(m.value, {}, copy)
+    parts = {e: copied for e in _computed_of_one(m.value, inside) if (copied := copy(loads(e)[0], e)) is not None}
+    return rewrite(m.value, {}, lambda ld: copy(ld, ld), parts)
+
+
+def _computed_of_one(value: Expr, inside: set[Load]) -> list[Expr]:
+    """The largest parts that are floats computed of a single integer of a block, not just converted: powers of two of exponents.
+    They are computed once, for one costs as much as an element.
+    """
+    found: list[Expr] = []
+    seen: set[int] = set()
+
+    def visit(e: Expr) -> None:
+        if e.id in seen or not isinstance(e, Op):
+            return
+        seen.add(e.id)
+        if e.dtype is DType.float32 and e.op != "cast" and _is_of_one(e, inside):
+            found.append(e)
+        else:
+            for part in e.args:
+                visit(part)
+
+    visit(value)
+    return found
+
+
+def _is_of_one(e: Expr, inside: set[Load]) -> bool:
+    read = set(loads(e))
+    places = any(ints_of(part) for part in walk(e) if not isinstance(part, Load))
+    return len(read) == 1 and not places and not any(ld in inside or ld.node.dtype.is_float for ld in read)
 
 
 def reads_any(ld: Load, v: Var) -> bool:

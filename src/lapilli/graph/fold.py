@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lapilli.code_operators import DEQUANTIZE, UNPACK
+from lapilli.code_operators import DECODERS
 from lapilli.graph.module import Module
 
 aten = torch.ops.aten
@@ -132,7 +132,7 @@ def fold_constants(
             continue
         if any(n not in values for n in node.all_input_nodes):
             continue
-        if node.target in (DEQUANTIZE, UNPACK) or _widens_codes(node, values):
+        if node.target in DECODERS or _widens_codes(node, values):
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         if not node.all_input_nodes and "device" in kwargs:

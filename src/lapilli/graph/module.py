@@ -15,6 +15,11 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from lapilli.errors import CompileError
 
 
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where in memory a tensor's elements are, and what they are."""
+    return tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype
+
+
 @dataclass
 class ModuleState:
     """A buffer of the model that a run changes: its name in the model, its initial value, and its new value in the graph
@@ -34,7 +39,7 @@ class Module:
     constants: the tensors of placeholders that are not inputs. outputs: values in order. fixed_inputs, fixed_outputs:
     leaves of the call that are not tensors, by position. ranges: bounds of size symbols. states: buffers that a run
     changes, by placeholder. updates: input tensors that a run changes, by number; their new values are the last outputs.
-    targets: names of the constants in the model. arrays: what `array` has returned.
+    targets: names of the constants in the model. arrays: what `array` and `holds` have returned.
     """
 
     graph: fx.Graph
@@ -45,7 +50,7 @@ class Module:
     ranges: Mapping[Any, Any]
     states: dict[fx.Node, ModuleState] = field(default_factory=dict)
     updates: list[int] = field(default_factory=list)
-    arrays: dict[Any, tuple[torch.Tensor, npt.NDArray[Any]]] = field(default_factory=dict)
+    arrays: dict[Any, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     targets: dict[fx.Node, str] = field(default_factory=dict)
     owner: torch.nn.Module | None = None  # holds the graphs of control flow as attributes
 
@@ -148,25 +153,37 @@ class Module:
                 self.constants.pop(node, None)
                 self.graph.erase_node(node)
 
-    def array(self, node: fx.Node, half: bool) -> npt.NDArray[Any]:
-        """A constant, or the initial value of a state, as a NumPy array (bfloat16 as its bits), rounded to half precision
-        if `half`. The same array is returned every time, and for the same memory in all modules that share `arrays`.
+    def array(self, node: fx.Node, dtype: torch.dtype | None = None) -> npt.NDArray[Any]:
+        """A constant, or the initial value of a state, as a NumPy array (bfloat16 as its bits), rounded to `dtype` if one is given.
+        The same array is returned every time, and for the same memory in all modules that share `arrays`.
         """
         given = self.states[node].value if node in self.states else self.constants[node]
-        key = (given.data_ptr() or id(given), given.shape, given.stride(), given.dtype, half)
+        key = (*_identity(given), dtype)
         if key not in self.arrays:
             tensor = given
-            whole = self._whole(tensor) if half else None
+            whole = None if dtype is None else self._whole(tensor)
             if whole is not None:
                 first = tensor.storage_offset() - self.constants[whole].storage_offset()
-                rounded = self.array(whole, half).reshape(-1)
+                rounded = self.array(whole, dtype).reshape(-1)
                 array = rounded[first : first + tensor.numel()].reshape(tensor.shape)
             else:
                 tensor = tensor.detach().contiguous()
-                tensor = tensor.half() if half else tensor
+                tensor = tensor if dtype is None else tensor.to(dtype)
                 array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
             self.arrays[key] = given, array  # the tensor stays, so that no other one takes its memory
-        return self.arrays[key][1]
+        made: npt.NDArray[Any] = self.arrays[key][1]
+        return made
+
+    def holds(self, node: fx.Node, dtype: torch.dtype) -> bool:
+        """Whether another type holds exactly the numbers of a constant. Asked for the same memory once, as with `array`."""
+        given = self.constants[node]
+        key = ("holds", *_identity(given), dtype)
+        if key not in self.arrays:
+            whole = self._whole(given)
+            exact = given.equal(given.to(dtype).to(given.dtype)) if whole is None else self.holds(whole, dtype)
+            self.arrays[key] = given, exact
+        found: bool = self.arrays[key][1]
+        return found
 
     def _whole(self, part: torch.Tensor) -> fx.Node | None:
         """A larger constant that a tensor is a part of, in the same memory: both are rounded once."""

@@ -441,12 +441,17 @@ def reads(i: Int, atom: Atom) -> bool:
 
 
 def rewrite(
-    root: Expr, mapping: Mapping[Atom, IntLike] | None = None, on_load: Callable[[Load], Expr | None] | None = None
+    root: Expr,
+    mapping: Mapping[Atom, IntLike] | None = None,
+    on_load: Callable[[Load], Expr | None] | None = None,
+    parts: Mapping[Expr, Expr] | None = None,
 ) -> Expr:
     """Substitutes axis variables, and replaces loads: `on_load` is given the load with its new index, and returns None to
-    keep it.
+    keep it. parts: what replaces parts of the expression.
     """
-    return _Rewriting(mapping or {}, on_load).expr(root)
+    rewriting = _Rewriting(mapping or {}, on_load)
+    rewriting.done.update((e.id, made) for e, made in (parts or {}).items())
+    return rewriting.expr(root)
 
 
 class _Rewriting:

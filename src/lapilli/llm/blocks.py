@@ -19,18 +19,20 @@ Array = NDArray[Any]
 @dataclass(frozen=True)
 class Parameter:
     """Scales or offsets [rows, columns / block]: numbers, or codes that `values` [rows, groups] multiply; codes of 4 bits lie two
-    in a byte.
+    in a byte. bias: of numbers that are powers of two, and of which `values` are the exponents, uint8.
     """
 
     values: Array
     codes: Array | None = None
     bits: int = 8
+    bias: int | None = None
 
 
 @dataclass(frozen=True)
 class BlockedMatrix:
     """codes: int8 [rows, columns], or uint8 with several codes of `bits` bits in a byte, the lowest one first. upper: the same for
-    `above` further bits. low: what is added to the codes. kept: whether they take no more memory than in the file.
+    `above` further bits. low: what is added to the codes. numbers: the table of 8 bits each that codes are looked up in, None: they
+    are the numbers.
     """
 
     columns: int
@@ -42,7 +44,7 @@ class BlockedMatrix:
     upper: Array | None = None
     above: int = 0
     low: int = 0
-    kept: bool = True
+    numbers: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> int:
@@ -219,13 +221,13 @@ def _q6_k(b: Array) -> dict[str, Any]:
     )  # fmt: skip
 
 
-_NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+_NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _iq4_nl(b: Array) -> dict[str, Any]:
     d, q = _split(b, 2, 16)
-    return dict(block=32, codes=_NONLINEAR[_nibbles(q)], scale=Parameter(_half(d)), kept=False)
+    return dict(block=32, bits=4, codes=pack(_nibbles(q), 4), numbers=_NONLINEAR, scale=Parameter(_half(d)))
 
 
 def _iq4_xs(b: Array) -> dict[str, Any]:
@@ -233,16 +235,14 @@ def _iq4_xs(b: Array) -> dict[str, Any]:
     upper = np.ascontiguousarray(h).view(np.uint16) >> (2 * np.arange(8, dtype=np.uint16)) & 3
     lower = np.stack([low & 15, low >> 4], -1).reshape(*low.shape[:-1], 8)
     scale = (lower | upper.astype(np.uint8) << 4).astype(np.int8) - 32
-    codes = _NONLINEAR[_nibbles(q.reshape(*q.shape[:-1], 8, 16))].reshape(*q.shape[:-1], 256)
-    return dict(block=32, codes=codes, scale=Parameter(_half(d), scale), kept=False)
+    codes = _nibbles(q.reshape(*q.shape[:-1], 8, 16)).reshape(*q.shape[:-1], 256)
+    return dict(block=32, bits=4, codes=pack(codes, 4), numbers=_NONLINEAR, scale=Parameter(_half(d), scale))
 
 
 def _mxfp4(b: Array) -> dict[str, Any]:
     e, q = _split(b, 1, 16)
-    scale = np.ldexp(
-        np.float32(1), e[..., 0].astype(np.int32) - 128
-    )  # half of the power: the numbers are twice those of the format
-    return dict(block=32, codes=_E2M1[_nibbles(q)], scale=Parameter(scale), kept=False)
+    # A bias of 127 and one: the numbers are twice those of the format.
+    return dict(block=32, bits=4, codes=pack(_nibbles(q), 4), numbers=_E2M1, scale=Parameter(e[..., 0], bias=128))
 
 
 _FORMATS: dict[str, tuple[int, int, Callable[[Array], dict[str, Any]]]] = {  # elements and bytes of a block

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lapilli.code_operators import DEQUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, UNPACK
 from lapilli.llm.blocks import BlockedMatrix, Parameter
 
 
@@ -83,6 +83,7 @@ class PackedWeight(Weight):
         self.columns, self.block, self.bits, self.above, self.low = (
             value.columns, value.block, value.bits, value.above, value.low
         )  # fmt: skip
+        self.numbers = value.numbers
         self.codes = nn.Buffer(torch.from_numpy(value.codes))
         self.upper = None if value.upper is None else nn.Buffer(torch.from_numpy(value.upper))
         self.scale, self.offset = _Parameter(value.scale), None if value.offset is None else _Parameter(value.offset)
@@ -91,6 +92,8 @@ class PackedWeight(Weight):
         codes = self.codes
         if self.bits < 8:
             codes = UNPACK(codes, self.low, self.columns, self.bits, self.upper, self.above)
+        if self.numbers is not None:
+            codes = LOOK_UP(codes, self.numbers)
         value: Tensor = DEQUANTIZE(codes, self.scale(), None, [1, self.block], torch.float32)
         if self.offset is not None:
             value = (value.view(len(value), -1, self.block) + self.offset()[..., None]).flatten(1)
@@ -102,8 +105,12 @@ class _Parameter(nn.Module):
         super().__init__()
         self.values = nn.Buffer(torch.from_numpy(given.values))
         self.codes, self.bits = None if given.codes is None else nn.Buffer(torch.from_numpy(given.codes)), given.bits
+        self.bias = given.bias
 
     def forward(self) -> Tensor:
+        if self.bias is not None:
+            powers: Tensor = POWER_OF_TWO(self.values, self.bias)
+            return powers
         if self.codes is None:
             return self.values
         count = self.codes.shape[1] * 8 // self.bits

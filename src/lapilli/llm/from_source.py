@@ -50,7 +50,7 @@ def build(
     Args:
         source: what it is made of.
         context: how many tokens the cache holds; None: as many as the model was made for, at most `USUAL_CONTEXT`.
-        precision: as for `lapilli.compile`. In "fp32" weights of float16 stay float16.
+        precision: as for `lapilli.compile`. In "fp32" weights of float16 or bfloat16 stay that.
         quantize: numbers become codes of so many bits, with a scale for 32 of a row.
         sequences: how many are written in one step, each with a cache of its own.
         target: as for `lapilli.compile`.
@@ -89,7 +89,7 @@ def kept(
     quantize: Quantize | None,
     notes: Sequence[str],
     say: Callable[[str], None],
-) -> tuple[Precision, dict[str, Any]]:
+) -> tuple[str, dict[str, Any]]:
     """How a program keeps numbers that are weights, and a source's tensors as models take them; says what is converted.
 
     Raises:
@@ -98,12 +98,21 @@ def kept(
     if quantize not in (None, "int8", "int4"):
         raise CompileError(f'quantize is {quantize!r}: choose "int8", "int4" or None')
     made = {name: quantized(value, quantize) for name, value in tensors.items()}
-    kinds = {v.dtype for v in made.values() if isinstance(v, torch.Tensor) and v.dim() > 1}
-    weights: Precision = "fp16" if kinds == {torch.float16} else precision
+    sizes = dict.fromkeys((torch.bfloat16, torch.float16), 0)
+    for value in made.values():
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.dtype in sizes:
+            sizes[value.dtype] += value.numel()
+    largest, other = sorted(sizes, key=lambda kind: -sizes[kind])
     said = list(notes)
-    if precision == "fp32" and kinds - {torch.float32} and weights == "fp32":
-        names = ", ".join(sorted(str(k).removeprefix("torch.") for k in kinds - {torch.float32}))
-        said.append(f'Weights of type {names} are kept as float32; precision="fp16" or quantize= makes them smaller.')
+    weights: str = precision
+    if precision == "fp32" and sizes[largest]:
+        weights = "bf16-exact" if largest is torch.bfloat16 else "fp16-exact"
+        if sizes[other]:
+            name = str(other).removeprefix("torch.")
+            said.append(
+                f"Weights of type {name} are kept as float32, beside more of the other type of 16 bits; "
+                'precision="fp16" or quantize= makes them smaller.'
+            )
     for note in said:
         say(note)
     return weights, {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in made.items()}

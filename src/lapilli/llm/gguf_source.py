@@ -38,18 +38,17 @@ def read_gguf(path: Path) -> Source:
         kind = fields.get("general.architecture")
         if kind not in ARCHITECTURES:
             raise CompileError(f"The architecture of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
-        notes: list[str] = []
-        tensors = {t.name: _tensor(t, notes) for t in reader.tensors}
+        tensors = {t.name: _tensor(t) for t in reader.tensors}
         shape = _shape(kind, fields, tensors)
         name = str(fields.get("general.name") or path.stem)
-        source = Source(name, shape, arranged(kind, shape, tensors), text_of(fields), notes)
+        source = Source(name, shape, arranged(kind, shape, tensors), text_of(fields))
         if fields.get(f"{kind}.pooling_type") == _MEAN:
             source.pooling = "mean"
     source.check()
     return source
 
 
-def _tensor(given: Any, notes: list[str]) -> BlockedMatrix | torch.Tensor:
+def _tensor(given: Any) -> BlockedMatrix | torch.Tensor:
     kind = given.tensor_type.name
     if kind in ("F32", "F16", "F64"):
         return torch.from_numpy(_writeable(given.data))
@@ -61,13 +60,7 @@ def _tensor(given: Any, notes: list[str]) -> BlockedMatrix | torch.Tensor:
             f"Tensor {given.name} is of type {kind}; taken are F32, F16, BF16, {', '.join(blocks.NAMES)}. Quantize the model to "
             "one of these."
         )
-    made = blocks.of_gguf(np.asarray(given.data).reshape(-1, given.data.shape[-1]), kind)
-    if not made.kept:
-        larger = made.nbytes / given.n_bytes
-        note = f"Weights of type {kind} are kept as codes of 8 bits: the same numbers, {larger:.1f} times the size."
-        if note not in notes:
-            notes.append(note)
-    return made
+    return blocks.of_gguf(np.asarray(given.data).reshape(-1, given.data.shape[-1]), kind)
 
 
 def _writeable(data: Any) -> Any:

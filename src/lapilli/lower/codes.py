@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, QUANTIZE, UNPACK
 from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, embedding, linear
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, index, load, unary
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, narrow, unary, where
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node
 from lapilli.lower.registry import Call, decomposition, lowering
@@ -85,3 +85,53 @@ def unpack(call: Call, packed: Node, low: int, _: int, bits: int = 4, upper: Nod
         return binary("add", code, low)
 
     return call.map(body)
+
+
+@lowering(LOOK_UP)
+def look_up(call: Call, codes: Node, numbers: Sequence[int]) -> Map:
+    """The number [*] that each code [*] stands for. Raises TypeError if there are not 16 numbers of 8 bits."""
+    if len(numbers) != 1 << _LOOKED_UP or not all(-128 <= n < 128 for n in numbers):
+        raise TypeError(f"a table of codes has 16 numbers from -128 to 127, and this one is {list(numbers)}")
+    return call.map(lambda *at: _number(load(codes, at), numbers))
+
+
+_LOOKED_UP = 4
+"""Bits of a code that is looked up."""
+
+
+def _number(code: Expr, numbers: Sequence[int]) -> Expr:
+    """The table is in the kernel's words: kernels have no memory that lanes read apart at the speed of registers."""
+    half = len(numbers) // 2
+    if all(0 <= n < 16 and other == -n for n, other in zip(numbers[:half], numbers[half:], strict=True)):
+        place = binary("shl", binary("bitand", code, half - 1), 2)
+        size = binary("bitand", binary("shr", const(_word(numbers[:half], 4)), place), 15)
+        return where(binary("ge", code, half), unary("neg", size), size)
+    words = [const(_word(numbers[k : k + 4], 8)) for k in range(0, len(numbers), 4)]
+    low, high = where(binary("lt", code, 4), *words[:2]), where(binary("lt", code, 12), *words[2:])
+    word = where(binary("lt", code, half), low, high)
+    place = binary("shl", binary("bitand", code, 3), 3)
+    return narrow(binary("shr", word, place), DType.int8)  # with its sign
+
+
+def _word(numbers: Sequence[int], bits: int) -> int:
+    """Numbers of a few bits, the first one lowest, as an int32."""
+    word = sum((n & (1 << bits) - 1) << bits * k for k, n in enumerate(numbers))
+    return word - (1 << 32) if word >> 31 else word
+
+
+@lowering(POWER_OF_TWO)
+def power_of_two(call: Call, exponents: Node, bias: int) -> Map:
+    """2^(exponent - bias) [*], also below the least normal number. Raises TypeError for a bias that gives others than floats."""
+    if not _BIAS <= bias <= _BIAS + _FRACTION - 1:
+        raise TypeError(f"the exponents' bias is {bias}, and may be 127 to 149")
+
+    def body(*at: Int) -> Expr:
+        power = binary("sub", load(exponents, at), bias - _BIAS)
+        small = binary("shr", const(1 << _FRACTION - 1), binary("at_least", unary("neg", power), 0))
+        return unary("as_float", where(binary("ge", power, 1), binary("shl", power, _FRACTION), small))
+
+    return call.map(body)
+
+
+_BIAS, _FRACTION = 127, 23
+"""Of float32."""

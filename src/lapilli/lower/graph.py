@@ -43,13 +43,14 @@ def lower(
     """The kernel IR of an exported module.
 
     precision: "fp16" stores constants of two or more dimensions in half precision and, with half_storage, intermediates
-    too. weights: the precision of constants, if it differs. keyed: the key of the random numbers is two symbols instead of
+    too. weights: how constants are stored, if it differs: also "fp16-exact" or "bf16-exact", as 16 bits those whose numbers they
+    hold. keyed: the key of the random numbers is two symbols instead of
     a state. checked: int64 results that may not fit into 32 bits are checked in every run (`Graph.checks`). A placeholder
     with meta["number"] ("float" or "int") is a number that kernels receive as a symbol with its 32 bits.
 
     Raises UnsupportedOperatorError naming every operator that has no lowering.
     """
-    half_constants = (weights or precision) == "fp16"
+    stored = _STORED[weights or precision]
     half = precision == "fp16" and half_storage
     missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
     if missing:
@@ -67,7 +68,7 @@ def lower(
     converted: dict[tuple[Any, torch.dtype] | None, Any] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            values[node] = _placeholder(module, node, symbols, half_constants, inputs)
+            values[node] = _placeholder(module, node, symbols, stored, inputs)
             checks.given(values[node])
         elif node.op == "call_function":
             first = next_id()
@@ -246,7 +247,18 @@ def _is_dense(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or (value.is_contiguous() and value.storage_offset() == 0)
 
 
-def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, inputs: list[Input]) -> Any:
+_STORED: dict[str, tuple[torch.dtype | None, bool]] = {
+    "fp32": (None, False),
+    "fp16": (torch.float16, False),
+    "fp16-exact": (torch.float16, True),
+    "bf16-exact": (torch.bfloat16, True),
+}
+"""The type of constants of two or more dimensions, and whether it is for those alone whose numbers it holds."""
+
+
+def _placeholder(
+    module: Module, node: fx.Node, symbols: Symbols, stored: tuple[torch.dtype | None, bool], inputs: list[Input]
+) -> Any:
     constant = module.constants.get(node)
     if constant is not None:
         if _is_large(constant):
@@ -259,13 +271,19 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
             first, steps = places
             place = sum((i * step for i, step in zip(at, steps, strict=True)), as_int(first))
             return Map(shape, dtype, node.name, "constant", axes=axes, body=index(place))
-        rounded = half and dtype is DType.float32 and constant.dim() > 1
-        value = module.array(node, rounded)
+        short, exactly = stored
+        if (
+            short is None
+            or dtype is not DType.float32
+            or constant.dim() < 2
+            or (exactly and not module.holds(node, short))
+        ):
+            short = None
+        value = module.array(node, short)
         # A float64 constant does not promote its readers; operators that compute in float64 declare it.
         if dtype is DType.float64:
             dtype, value = DType.float32, value.astype(np.float32)
-        kept = DType.float16 if rounded else dtype
-        return Constant(shape, kept, node.name, "constant", value=value)
+        return Constant(shape, dtype if short is None else from_torch(short), node.name, "constant", value=value)
     val = node.meta["val"]
     if "number" in node.meta:
         word = symbols.shared.word(node.name)
@@ -281,7 +299,7 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         shape = tuple(as_int(s) for s in val.shape)
         if state.given:
             return State(shape, dtype, state.name, "state", given=True)
-        return State(shape, dtype, state.name, "state", value=module.array(node, False))
+        return State(shape, dtype, state.name, "state", value=module.array(node))
     if isinstance(val, torch.SymInt):
         return symbols.size(val)
     if not isinstance(val, torch.Tensor):

@@ -81,14 +81,11 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
             if bits is not None:
                 found.append((bits, int(low), e))
     for fewest in _BITS:  # a code of more bits may consist of parts that have few
-        # The largest: arguments precede the expressions that contain them.
-        last = next(((low, e) for bits, low, e in reversed(found) if bits == fewest), None)
-        if last is None:
-            continue
-        low, code = last
-        shared = set(loads(value)) - set(loads(code))
-        if not any(_runs(ld, contraction.inner) for ld in shared) and not _is_part(code, value, contraction.inner):
-            return Blocks(code, value, low, fewest)
+        # The largest first: arguments precede the expressions that contain them.
+        for low, code in ((low, e) for bits, low, e in reversed(found) if bits == fewest):
+            shared = set(loads(value)) - set(loads(code))
+            if not any(_runs(ld, contraction.inner) for ld in shared) and not _is_part(code, value, contraction.inner):
+                return Blocks(code, value, low, fewest)
     return DENSE
 
 
