@@ -22,6 +22,7 @@ PROGRAMS = {
 }  # fmt: skip
 LAYERS = {
     "PT2E with VulkanQuantizer": [(2, 0)],
+    "Weights that are chosen by data": [(2, 0)],
     "Training with quantization": [(2, 0)],
     "torchao's quantize_": [(0, 2), (0, 2)],
     "The eager recipe": [(2, 0)],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
@@ -213,3 +214,39 @@ def test_the_example_of_the_page_for_the_device(capsys: pytest.CaptureFixture[st
     exec(compile(code, "docs/quantization.md", "exec"), {})
     apart, memory = capsys.readouterr().out.split()
     assert float(apart) < 1e-5 and int(memory) > 1024 * 1024 // 2
+
+
+class Residual(nn.Module):
+    """A layer of a transformer before its norms, whose sums have outliers, or with convolutions, whose sums others read."""
+
+    def __init__(self, convolutions: bool) -> None:
+        super().__init__()
+        self.convolutions = convolutions
+        layer: Any = (lambda: nn.Conv2d(16, 16, 1)) if convolutions else (lambda: nn.Linear(16, 16))
+        self.first, self.second, self.third = layer(), layer(), layer()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.first(x)
+        if not self.convolutions:
+            y = self.norm(y)
+        y = y + self.second(F.relu(y))
+        out: torch.Tensor = self.third(y) if self.convolutions else self.norm(y)
+        return out
+
+
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_what_only_norms_read_stays_a_float(convolutions: bool) -> None:
+    """Where layers read a sum, its operands and itself are codes; where a norm does, only the layer's own operand is."""
+    torch.manual_seed(0)
+    model = Residual(convolutions).eval()
+    x = torch.randn(2, 16, 3, 3) if convolutions else torch.randn(2, 5, 16)
+    quantizer = VulkanQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+    prepared(x)
+    graph = convert_pt2e(prepared).graph
+    rounded = {str(n.args[0]) for n in graph.nodes if ".quantize_per_tensor" in str(n.target)}
+    if convolutions:
+        assert rounded == {"x", "conv2d", "add", "relu", "conv2d_1", "add_1", "conv2d_2"}
+    else:
+        assert rounded == {"x", "relu"}

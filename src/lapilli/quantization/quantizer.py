@@ -1,15 +1,5 @@
-"""A quantizer for torchao's PT2E flow, whose models Lapilli computes in integers:
-
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    from lapilli.quantization import VulkanQuantizer, get_symmetric_quantization_config
-
-    quantizer = VulkanQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
-    prepared = prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
-    prepared(*inputs)  # calibration
-    program = lapilli.compile(torch.export.export(convert_pt2e(prepared), inputs))
-
-The calls are those of ExecuTorch's quantizer of this name. Convolutions are quantized as well, and what lies between them keeps the
-scale of its operand, so that a network of convolutions stays in integers. torchao must be installed.
+"""A quantizer whose calls are those of ExecuTorch's of this name. Convolutions are quantized as well, and what lies between them
+keeps the scale of its operand, so that a network of convolutions stays in integers.
 """
 
 from __future__ import annotations
@@ -159,7 +149,7 @@ class VulkanQuantizer(Quantizer):  # type: ignore[misc]
                 continue
             if node.target in _CONVOLUTIONS + _LINEAR:
                 _mark_layer(node, config)
-            elif config.is_dynamic:
+            elif config.is_dynamic or (node.target not in _SHARING and not _wants_codes(node, {})):
                 continue
             elif node.target in _SUMS:
                 _mark_sum(node, config)
@@ -220,13 +210,28 @@ def _followed(node: fx.Node) -> fx.Node:
     return norm if norm is not None else node
 
 
+def _wants_codes(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
+    """Whether a layer reads a value, perhaps by sums and operators that keep its scale, or it is a result of the model. Norms,
+    softmax and attention compute with floats: rounding what only they read costs accuracy, and gains nothing.
+    """
+    if node not in known:
+        known[node] = False  # there are no circles
+        known[node] = any(
+            user.op == "output"
+            or (user.target in _CONVOLUTIONS + _LINEAR and user.args[0] is node)
+            or (user.target in (*_SUMS, *_SHARING, *_ACTIVATIONS, aten.cat.default) and _wants_codes(user, known))
+            for user in node.users
+        )
+    return known[node]
+
+
 def _mark_layer(node: fx.Node, config: QuantizationConfig) -> None:
     x, weight = node.args[:2]
     if not _is_float(x) or not _is_float(weight) or (config.is_dynamic and node.target not in _LINEAR):
         return
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     last = node if config.is_dynamic else _followed(node)
-    output = None if config.is_dynamic else config.activation
+    output = None if config.is_dynamic or not _wants_codes(last, {}) else config.activation
     inputs = {x: config.activation, weight: config.weight}
     _mark(node, inputs, output if last is node else None)
     if last is not node:
