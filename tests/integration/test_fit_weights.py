@@ -15,7 +15,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 import lapilli
 from lapilli.errors import CompileError
 from lapilli.quantization import VulkanQuantizer, fit_weights, get_symmetric_quantization_config
-from lapilli.quantization.weights import _inputs
+from lapilli.quantization.fitting import _inputs
 
 
 def smooth(*shape: int, seed: int) -> Tensor:
@@ -194,6 +194,8 @@ def test_what_it_refuses() -> None:
         fit_weights(prepared_for(model, [x]), [(x, x)])
     with pytest.raises(CompileError, match="was not calibrated"):
         fit_weights(prepared_for(model, [x], calibrated=False), [x])
+    with pytest.raises(CompileError, match="The inputs of linear have NaN or infinities"):
+        fit_weights(prepared_for(model, [x]), [x, x / 0])
     config = get_symmetric_quantization_config(is_per_channel=True, is_qat=True)
     training = prepare_qat_pt2e(torch.export.export(model, (x,)).module(), VulkanQuantizer().set_global(config))
     with pytest.raises(CompileError, match="prepare_qat_pt2e"):

@@ -275,11 +275,35 @@ def of_numbers(x: Array, bits: int, group: int = 32) -> BlockedMatrix:
     """float32 [rows, columns], rounded to codes of 8 or 4 bits with a float16 scale for `group` neighbours, of which columns are a
     multiple.
     """
-    grouped = x.reshape(x.shape[0], -1, group)
-    most = 2 ** (bits - 1) - 1
-    scale = (np.abs(grouped).max(-1) / most).astype(np.float16)
-    divisor = np.where(scale == 0, 1, scale).astype(np.float32)
-    codes = np.clip(np.rint(grouped / divisor[..., None]), -most - 1, most).astype(np.int8).reshape(x.shape)
+    parts = [_rounded(x[k : k + _ROWS].reshape(-1, x.shape[1] // group, group), bits) for k in range(0, len(x), _ROWS)]
+    codes = np.concatenate([c for c, _ in parts]).reshape(x.shape) if parts else np.zeros(x.shape, np.int8)
+    scale = np.concatenate([s for _, s in parts]) if parts else np.zeros((0, x.shape[1] // group), np.float16)
     if bits == 4:
         return BlockedMatrix(x.shape[1], group, pack(codes + 8, 4), Parameter(scale), bits=4, low=-8)
     return BlockedMatrix(x.shape[1], group, codes, Parameter(scale))
+
+
+_ROWS = 1024
+"""Of a matrix, that are rounded at once."""
+_DIVISORS = {8: (-127.0,), 4: (-8.0, -7.3, -8.7)}
+"""What code the largest number of a group becomes, before limits. Codes of 4 bits have one more below zero, so that one is it: a
+group's squared error is 0.78 of what 7 gives, and the best of these three 0.73, of normal numbers and of others with longer tails.
+"""
+
+
+def _rounded(x: Array, bits: int) -> tuple[Array, Array]:
+    """Groups [*, group] as codes [*, group] and scales [*]."""
+    least, most = -(1 << bits - 1), (1 << bits - 1) - 1
+    largest = np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1)
+    tried: list[tuple[Array, Array, Array]] = []
+    for divisor in _DIVISORS[bits]:
+        scale = (largest / divisor).astype(np.float16)
+        factor = scale.astype(np.float32)
+        codes = np.clip(np.rint(x / np.where(factor == 0, 1, factor)), least, most)
+        tried.append((codes.astype(np.int8), scale, np.square(codes * factor - x).sum(-1, keepdims=True)))
+    codes, scale, error = tried[0]
+    for other_codes, other_scale, other_error in tried[1:]:
+        better = other_error < error
+        codes, scale = np.where(better, other_codes, codes), np.where(better, other_scale, scale)
+        error = np.where(better, other_error, error)
+    return codes, scale[..., 0]

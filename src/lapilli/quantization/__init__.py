@@ -15,7 +15,7 @@ torchao must be installed.
 
 from __future__ import annotations
 
+from lapilli.quantization.fitting import fit_weights
 from lapilli.quantization.quantizer import QuantizationConfig, VulkanQuantizer, get_symmetric_quantization_config
-from lapilli.quantization.weights import fit_weights
 
 __all__ = ["QuantizationConfig", "VulkanQuantizer", "fit_weights", "get_symmetric_quantization_config"]

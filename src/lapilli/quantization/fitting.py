@@ -57,7 +57,7 @@ def fit_weights(
 
     Raises:
         CompileError: there is no batch, or one with another number of tensors than the model takes; or the model was not
-            calibrated, or is prepared for training.
+            calibrated, or is prepared for training; or what a layer reads is not finite.
     """
     given = [pytree.tree_leaves(batch if isinstance(batch, tuple) else (batch,)) for batch in batches]
     if not given:
@@ -184,21 +184,23 @@ class _Walk:
         shifts = torch.zeros_like(squares)
         count = 0
         for a, b in arguments:
-            exact, rounded = (_inputs(node, args, weight, groups) for args in (a[0], b[0]))
+            exact, rounded = (_inputs(node, args, weight, groups).cpu() for args in (a[0], b[0]))
             squares += (rounded.mT @ rounded).double()
             shifts += ((exact - rounded).mT @ rounded).double()
             count += rounded.shape[1]
+        if not (squares.isfinite().all() and shifts.isfinite().all()):
+            raise CompileError(f"The inputs of {node.name} have NaN or infinities, of which nothing can be learned")
         scale, zero = (
-            t.reshape(-1).expand(len(weight)).reshape(groups, -1) for t in layer.observer.calculate_qparams()
+            t.cpu().reshape(-1).expand(len(weight)).reshape(groups, -1) for t in layer.observer.calculate_qparams()
         )
         limits = int(layer.observer.quant_min), int(layer.observer.quant_max)
         # Of few places it is not known how inputs go together, but how large they are.
         known = count / (count + size)
         squares, shifts = squares / max(count, 1), known * shifts / max(count, 1)
         squares = known * squares + (1 - known) * torch.diag_embed(squares.diagonal(dim1=1, dim2=2))
-        fitted = _fitted(weight.reshape(groups, -1, size).double(), squares, shifts)
+        fitted = _fitted(weight.cpu().reshape(groups, -1, size).double(), squares, shifts)
         made = _codes(fitted, squares, scale.double(), zero.double(), limits)
-        self.found[layer] = made.reshape(weight.shape).to(weight.dtype)
+        self.found[layer] = made.reshape(weight.shape).to(weight.device, weight.dtype)
         if self.progress is not None:
             self.progress(len(self.found), len(self.layers))
 
