@@ -159,6 +159,26 @@ def test_layers_that_keep_their_weights() -> None:
     assert error(convert_pt2e(fitted), model, given) < 0.01 * error(lambda x: 0.0, model, given)
 
 
+class Loose(nn.Module):
+    """Weights that are no parameters: a buffer, and a tensor that is not registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second = nn.Buffer(torch.randn(24, 16) / 4), torch.randn(4, 24) / 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.relu(F.linear(x, self.first)), self.second)
+
+
+def test_weights_that_are_no_parameters() -> None:
+    model = Loose().eval()
+    given, others = ([smooth(9, 16, seed=k + first) for k in range(8)] for first in (0, 100))
+    plain, fitted = (prepared_for(model, given, weight_bits=4) for _ in range(2))
+    assert fit_weights(fitted, given) == 2
+    assert error(convert_pt2e(fitted), model, others) < 0.6 * error(convert_pt2e(plain), model, others)
+
+
 def test_activations_that_are_quantized_while_a_model_runs() -> None:
     """Only weights are rounded before; with 4 bits nearly all of the error is theirs."""
     torch.manual_seed(1)

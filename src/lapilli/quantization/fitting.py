@@ -74,9 +74,12 @@ def fit_weights(
         walk.run(given)
     for layer, value in walk.found.items():  # new tensors: the old ones may be those of the float model, too
         path, _, last = layer.weight.rpartition(".")
-        old = _tensor(prepared, layer.weight)
-        new = torch.nn.Parameter(value, old.requires_grad) if isinstance(old, torch.nn.Parameter) else value
-        setattr(prepared.get_submodule(path), last, new)
+        owner, old = prepared.get_submodule(path), _tensor(prepared, layer.weight)
+        if isinstance(old, torch.nn.Parameter):
+            owner.register_parameter(last, torch.nn.Parameter(value, old.requires_grad))
+        else:
+            vars(owner).pop(last, None)  # a tensor that was not registered
+            owner.register_buffer(last, value)
     return len(walk.found)
 
 
