@@ -28,11 +28,11 @@ def test_blocks_mean_what_gguf_says(kind: str) -> None:
     np.testing.assert_array_equal(Weight.of(found.take(slice(2, 4)))().numpy(), wanted[2:4])
 
 
-@pytest.mark.parametrize("bits, most, squares", [(8, 127, 1.0), (4, 8, 0.75)])
+@pytest.mark.parametrize("bits, most, squares", [(8, 127, 1.0), (4, 8, 0.8)])
 @pytest.mark.parametrize("tails", [False, True])
 def test_numbers_become_codes(bits: int, most: int, squares: float, tails: bool) -> None:
-    """Off by half a step, or where codes end by what lies beyond them: at most a step and a half. In the mean, squared errors are
-    a quarter less than those of symmetric codes.
+    """Off by half a step, or where codes end by what lies beyond them: at most a step. In the mean, squared errors are
+    a fifth less than those of symmetric codes.
     """
     rng = np.random.default_rng(2)
     x = (rng.standard_t(4, (3000, 96)) if tails else rng.standard_normal((3000, 96))).astype(np.float32)
@@ -41,8 +41,8 @@ def test_numbers_become_codes(bits: int, most: int, squares: float, tails: bool)
     groups = x.reshape(-1, 3, 32)
     largest = np.abs(groups).max(-1, keepdims=True)
     off = np.abs(found.reshape(groups.shape) - groups)
-    assert (off <= largest / most * (1.6 if bits == 4 else 0.5 + 2**-11 * most) + 1e-7).all()
-    assert not found[0].any() and found[2, 5] == pytest.approx(-1000, rel=0.1 if bits == 4 else 2**-10)
+    assert (off <= largest / most * (1.01 if bits == 4 else 0.5 + 2**-11 * most) + 1e-7).all()
+    assert not found[0].any() and found[2, 5] == pytest.approx(-1000, rel=2**-10)
     step = largest / (2 ** (bits - 1) - 1)
     symmetric = np.square(np.rint(groups / np.where(step == 0, 1, step)) * step - groups)
     assert np.square(off[3:]).sum() <= (squares + 2**-10) * symmetric[3:].sum()
