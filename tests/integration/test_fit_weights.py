@@ -190,7 +190,7 @@ def test_activations_that_are_quantized_while_a_model_runs() -> None:
 
 
 def test_programs_compute_what_torch_does() -> None:
-    """Bit for bit, in integers."""
+    """In integers, and to a step of the result."""
     model = Drawn(2).eval()
     given = model.inputs(0, 6)
     prepared = prepared_for(model, given)

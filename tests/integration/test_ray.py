@@ -97,9 +97,8 @@ def test_a_data_set_on_two_nodes(cluster: Any, program: Path, values: NDArray[np
     whole(rows, values)
     assert len({row["device"] for row in rows}) == len({row["process"] for row in rows}) == 2
     assert all(row["shared"] for row in rows)
-    assert "data-usage-metrics-poller" not in {
-        thread.name for thread in threading.enumerate()
-    }  # it would disturb other tests
+    threads = {thread.name for thread in threading.enumerate()}
+    assert "data-usage-metrics-poller" not in threads  # it would disturb other tests
 
 
 @pytest.mark.long

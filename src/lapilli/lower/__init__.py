@@ -38,7 +38,7 @@ from lapilli.lower import (  # noqa: F401
     spectrum,
     views,
 )
-from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals
+from lapilli.lower.graph import READS_NUMBER, STORED, is_computed, is_size, lower, refusals
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]
+__all__ = ["READS_NUMBER", "STORED", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]

@@ -50,7 +50,7 @@ def lower(
 
     Raises UnsupportedOperatorError naming every operator that has no lowering.
     """
-    stored = _STORED[weights or precision]
+    stored = STORED[weights or precision]
     half = precision == "fp16" and half_storage
     missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
     if missing:
@@ -247,7 +247,7 @@ def _is_dense(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or (value.is_contiguous() and value.storage_offset() == 0)
 
 
-_STORED: dict[str, tuple[torch.dtype | None, bool]] = {
+STORED: dict[str, tuple[torch.dtype | None, bool]] = {
     "fp32": (None, False),
     "fp16": (torch.float16, False),
     "fp16-exact": (torch.float16, True),

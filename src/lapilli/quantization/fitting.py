@@ -142,13 +142,12 @@ class _Walk:
     def run(self, batches: Sequence[Sequence[Any]]) -> None:
         self.count = len(batches)
         last = {n: user for user in self.module.graph.nodes for n in user.all_input_nodes}
-        inputs = iter(range(len(batches[0])))
+        inputs = zip(*batches, strict=True)
         for node in self.module.graph.nodes:
             if node.op == "output":
                 break
             if node.op == "placeholder":
-                place = next(inputs)
-                self.values[node] = [(batch[place], batch[place]) for batch in batches]
+                self.values[node] = [(x, x) for x in next(inputs)]
             elif node.op == "get_attr":
                 value = _tensor(self.module, str(node.target))
                 self.values[node] = [(value, value)] * self.count
@@ -170,8 +169,6 @@ class _Walk:
         if (observer := _observer(self.module, node)) is not None:
             return [(x, _rounded(y, observer, node)) for x, y in self.values[cast(fx.Node, node.args[0])]]
         call: Any = self.module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
-        if node.op == "call_method":
-            call = lambda x, *rest, **named: getattr(x, str(node.target))(*rest, **named)  # noqa: E731
         arguments = self._arguments(node)
         if node in self.layers:
             self._fit(self.layers[node], arguments)

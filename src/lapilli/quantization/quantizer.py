@@ -143,13 +143,14 @@ class VulkanQuantizer(Quantizer):  # type: ignore[misc]
 
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
         """Marks the nodes of a graph (`meta["quantization_annotation"]`)."""
+        wanted = _wanted_as_codes(model.graph)
         for node in model.graph.nodes:
             config = self._config(node) if node.op == "call_function" and not _is_marked(node) else None
             if config is None:
                 continue
             if node.target in _CONVOLUTIONS + _LINEAR:
-                _mark_layer(node, config)
-            elif config.is_dynamic or (node.target not in _SHARING and not _wants_codes(node, {})):
+                _mark_layer(node, config, wanted)
+            elif config.is_dynamic or (node.target not in _SHARING and node not in wanted):
                 continue
             elif node.target in _SUMS:
                 _mark_sum(node, config)
@@ -210,28 +211,27 @@ def _followed(node: fx.Node) -> fx.Node:
     return norm if norm is not None else node
 
 
-def _wants_codes(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
-    """Whether a layer reads a value, perhaps by sums and operators that keep its scale, or it is a result of the model. Norms,
+def _wanted_as_codes(graph: fx.Graph) -> set[fx.Node]:
+    """The values that a layer reads, perhaps by sums and operators that keep its scale, or that are results of the model. Norms,
     softmax and attention compute with floats: rounding what only they read costs accuracy, and gains nothing.
     """
-    if node not in known:
-        known[node] = False  # there are no circles
-        known[node] = any(
-            user.op == "output"
-            or (user.target in _CONVOLUTIONS + _LINEAR and user.args[0] is node)
-            or (user.target in (*_SUMS, *_SHARING, *_ACTIVATIONS, aten.cat.default) and _wants_codes(user, known))
-            for user in node.users
-        )
-    return known[node]
+    wanted: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        for user in node.users:
+            is_read = user.target in _CONVOLUTIONS + _LINEAR and user.args[0] is node
+            passes = user.target in (*_SUMS, *_SHARING, *_ACTIVATIONS, aten.cat.default) and user in wanted
+            if user.op == "output" or is_read or passes:
+                wanted.add(node)
+    return wanted
 
 
-def _mark_layer(node: fx.Node, config: QuantizationConfig) -> None:
+def _mark_layer(node: fx.Node, config: QuantizationConfig, wanted: set[fx.Node]) -> None:
     x, weight = node.args[:2]
     if not _is_float(x) or not _is_float(weight) or (config.is_dynamic and node.target not in _LINEAR):
         return
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     last = node if config.is_dynamic else _followed(node)
-    output = None if config.is_dynamic or not _wants_codes(last, {}) else config.activation
+    output = None if config.is_dynamic or last not in wanted else config.activation
     inputs = {x: config.activation, weight: config.weight}
     _mark(node, inputs, output if last is node else None)
     if last is not node:
