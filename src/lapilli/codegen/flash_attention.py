@@ -28,13 +28,14 @@ from lapilli.codegen.wrapper import (
     with_sizes,
 )
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, loads, rewrite
+from lapilli.ir.expr import Expr, loads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, maximum, minimum, of, product
 from lapilli.ir.node import Attention, Matmul, Node, in_state
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
-from lapilli.schedule.realize import chase
+from lapilli.schedule.pages import Paged, Pages, in_pages
 from lapilli.schedule.task import Task
+from lapilli.schedule.views import chase
 from lapilli.target import QUADS, UNITS, VOTES
 
 _KEYS = 32  # of a tile
@@ -115,7 +116,15 @@ _A = TypeVar("_A", bound="_Attention")
 
 def _template(kind: type[_A], scores: Task, note: Attention, ctx: Context, *more: Any) -> _A | None:
     batch = [a.extent for a in note.batch]
-    q, k, v = (_tensor(x, batch, ctx, kind.unit) for x in (note.q, note.k, note.v))
+    q = _tensor(note.q, batch, ctx, kind.unit)
+    k = v = pages = None
+    paged = in_pages(note, ctx.views)
+    if paged is not None:
+        k, v = (_of_pages(x, found, batch, ctx, kind.unit) for x, found in ((note.k, paged[0]), (note.v, paged[1])))
+        pages = replace(paged[2], number=ctx.place(paged[2].number))
+    if k is None or v is None:
+        pages = None
+        k, v = (_tensor(x, batch, ctx, kind.unit) for x in (note.k, note.v))
     size, width = note.q.shape[-1].value, note.v.shape[-1].value
     if q is None or k is None or v is None or not size or not width:
         return None
@@ -123,7 +132,7 @@ def _template(kind: type[_A], scores: Task, note: Attention, ctx: Context, *more
         t.share > 1 or t.operand.strides[1] != 0 for t in (k, v) if t.share < max(k.share, v.share)
     ):
         return None  # kernels have one number of heads that share keys and values
-    return kind(scores, note.causal, q, k, v, size, width, *more)
+    return kind(scores, note.causal, q, k, v, pages, size, width, *more)
 
 
 def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _FewQueries | _Join | None:
@@ -171,6 +180,20 @@ class _Tensor:
 def _in_vectors(x: Operand, width: Int, unit: int) -> bool:
     *others, column = x.strides
     return unit == 1 or (column == 1 and all_multiples(unit, width, x.offset, *others))
+
+
+def _of_pages(x: Node, found: Paged, batch: Sequence[Int], ctx: Context, unit: int) -> _Tensor | None:
+    """A value in pages: the strides of outer batches are those of pages. None if the kernel cannot read it as it lies."""
+    if found.root.id not in ctx.layouts or not ctx.is_whole(found.root):
+        return None
+    share = (batch[-1] // x.shape[-3]).value
+    offset = ctx.layouts[found.root.id].offset(found.place)
+    strides = [offset.step(a) for a in (found.number, found.head, found.within, found.column)]
+    rest = substitute(offset, {found.number: 0, found.head: 0, found.within: 0, found.column: 0})
+    if not share or None in strides or rest.atoms():
+        return None
+    made = Operand(found.root, rest, tuple(as_int(s or 0) for s in strides))
+    return _Tensor(made, share, x.shape[-1]) if _in_vectors(made, x.shape[-1], unit) else None
 
 
 def _tensor(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> _Tensor | None:
@@ -222,12 +245,14 @@ class _Attention(RowTemplate):
     q: _Tensor
     k: _Tensor
     v: _Tensor
+    pages: Pages | None  # of keys and values
     size: int
     width: int
 
     @property
     def own_operands(self) -> list[Node]:
         read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.reduction]
+        read += self.pages.read if self.pages is not None else []
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
 
     def row_count(self, task: Task) -> Int:
@@ -246,9 +271,25 @@ class _Attention(RowTemplate):
         w = Wrapper(task, ctx, module, sizes_as_params=sizes_as_params)
         w.epilogue(rows, as_int(self.width), batched(task))
         self._score(w)
+        self._pages(w)
         heads: IntLike = note.batch[-1].extent if note.batch else 1
         w.params(L=rows, S=keys, heads=heads, share=max(self.k.share, self.v.share))
         return w
+
+    def _pages(self, w: Wrapper) -> None:
+        """struct N: where pages of keys and values lie."""
+        if self.pages is None:
+            w.structs.append(
+                "struct N : IPages\n{\n    static const int SIZE = 0;\n    static uint page(uint b, uint k) { return b; }\n};\n"
+            )
+            return
+        names: dict[Atom, str] = {self.pages.outer: "int(b)", self.pages.page: "int(k)"}
+        e = Emitter(w.kernel, names, None, {}, "        ")
+        number = e.integer(self.pages.number)
+        w.structs.append(
+            f"struct N : IPages\n{{\n    static const int SIZE = {self.pages.rows};\n    static uint page(uint b, uint k)\n    {{\n"
+            f"{e.text()}        return uint({number});\n    }}\n}};\n"
+        )
 
     def _score(self, w: Wrapper) -> None:
         """struct F: the pointwise operations that the scores' task applies to a product."""
@@ -371,7 +412,7 @@ class _Flash(_Attention):
         queries, masked = self.queries, self._keep(w)
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
         call = (
-            f"attention<Q, K, V, F, M, E, {self.size}, {self.width}, {wide}, {queries}, {_KEYS}, {_INVOCATIONS}, "
+            f"attention<Q, K, V, N, F, M, E, {self.size}, {self.width}, {wide}, {queries}, {_KEYS}, {_INVOCATIONS}, "
             f"{int(self.causal)}, {int(masked)}>(P.t, gid, li);"
         )
         note = attention_of(task)
@@ -433,7 +474,7 @@ class _CpuFlash(_Attention):
         blocks = ceildiv(note.rows[0].extent * self.share, 4 * self.rows)
         groups, group = linear_groups(blocks * batches * 4, _CPU_INVOCATIONS)
         call = (
-            f"attention<Q, K, V, F, M, E, {self.size}, {self.width}, {self.rows}, {int(self.causal)}, {int(masked)}>"
+            f"attention<Q, K, V, N, F, M, E, {self.size}, {self.width}, {self.rows}, {int(self.causal)}, {int(masked)}>"
             f"(P.t, {w.kernel.param(batches)}, uint({group}) * {_CPU_INVOCATIONS} + li, gid.x);"
         )
         written = w.finish(call, groups, (_CPU_INVOCATIONS, 1, 1), "attention", "AttentionParams", ["gpu_attention"])
@@ -476,7 +517,7 @@ class _MatrixFlash(_Attention):
         tile, dtype, masked = self.tile, self.q.operand.node.dtype, self._keep(w)
         assert tile is not None
         call = (
-            f"attention_matrix<{SHORT[dtype]}, Q, K, V, F, M, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, "
+            f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, M, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, "
             f"{tile.subgroups}, {tile.bands}, {tile.keys}, {int(self.causal)}, {int(masked)}>(P.t, gid, li);"
         )
         note = attention_of(task)
@@ -572,6 +613,7 @@ class _FewQueries(_Attention):
             w.epilogue(task.out.shape[0], task.out.shape[1], batched(task))
         self._score(w)
         self._keep(w)
+        self._pages(w)
         heads: IntLike = note.batch[-1].extent if note.batch else 1
         w.params(S=note.inner.extent, heads=heads, share=max(self.k.share, self.v.share), parts=self.parts)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
@@ -581,7 +623,7 @@ class _FewQueries(_Attention):
         parts = parts_source(w, self.joined, self.counters, self.counter)
         mode = 1 if whole else 2 if self.joined is not None else 0
         call = (
-            f"attention_few<Q, K, V, F, M, E, {parts}, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
+            f"attention_few<Q, K, V, N, F, M, E, {parts}, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
             f"{self.most_parts}, {self.invocations}, {_TEAM}, {mode}, {_LOADS}>(P.t, gid, li);"
         )
         groups = (self.parts, as_int(1), product([a.extent for a in note.batch]) // self.group)

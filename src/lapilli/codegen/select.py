@@ -23,8 +23,9 @@ from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.copies import insert_copies, without_unread
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Draft, Schedule, draft, finish
-from lapilli.schedule.realize import Realized, chase, operand_indices
+from lapilli.schedule.realize import Realized, operand_indices
 from lapilli.schedule.task import Task
+from lapilli.schedule.views import chase
 from lapilli.target import Target
 
 

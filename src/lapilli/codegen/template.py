@@ -11,7 +11,7 @@ from lapilli.codegen.emit import ALIGNMENT, WHOLE, stored_as
 from lapilli.codegen.kernel import KernelSource
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select
+from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select, substitute
 from lapilli.ir.integer import Int, IntLike, as_int, of
 from lapilli.ir.node import Constant, Map, Node, Reduce
 from lapilli.ir.ranges import least_code
@@ -118,6 +118,10 @@ class Context:
     def seen(self, e: Expr) -> Expr:
         """Rewrites an expression to read only values with memory, and codes instead of what is decoded from them."""
         return rewrite(e, {}, self._through)
+
+    def place(self, i: Int) -> Int:
+        """The same of an index, which may be computed."""
+        return substitute(i, {}, self._through)
 
     def _through(self, ld: Load) -> Expr | None:
         node, task = ld.node, self.tasks.get(ld.node.id)

@@ -10,7 +10,8 @@ from lapilli.ir.integer import Int, Var, as_int, product
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
 from lapilli.schedule.encoding import DENSE, Encoding
 from lapilli.schedule.layout import Layout
-from lapilli.schedule.realize import chase, is_affine, operand_indices
+from lapilli.schedule.realize import operand_indices
+from lapilli.schedule.views import chase, is_affine
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from lapilli.ir.node import Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import Ranges
 from lapilli.lower.codes import code_of
 from lapilli.schedule.layout import Layout
-from lapilli.schedule.realize import chase, is_weight
+from lapilli.schedule.realize import is_weight
 from lapilli.schedule.task import Task
+from lapilli.schedule.views import chase
 
 
 @dataclass(frozen=True)

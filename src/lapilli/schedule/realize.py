@@ -8,17 +8,19 @@ contractions, other values with several readers - is realised; `reasons` says wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lapilli.ir.axes import reshape_index
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
-from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Var, as_int, of, product
+from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Attention, Constant, Convolution, Graph, Input, Map, Matmul, Node, Reduce, Update, nbytes
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import estimate
+from lapilli.schedule.pages import in_pages
+from lapilli.schedule.views import chase, is_affine
 
 
 @dataclass
@@ -291,21 +293,6 @@ def as_var(i: Int) -> Var | None:
     return None
 
 
-def chase(node: Node, index: tuple[Int, ...], views: Mapping[int, Map] | None = None) -> tuple[Node, tuple[Int, ...]]:
-    """Follows views to the value that is actually read, and the index."""
-    while isinstance(node, Map) and node.view_of is not None and (views is None or node.id in views):
-        source = rewrite(node.body, dict(zip(node.axes, index, strict=True)))
-        assert isinstance(source, Load)
-        node, index = source.node, source.index
-    return node, index
-
-
-def is_affine(index: tuple[Int, ...]) -> bool:
-    return not any(
-        isinstance(a, Quotient | Remainder | Extremum | Indirect) for i in index for m, _ in i.terms for a in m
-    )
-
-
 def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
     """The operands of a contraction with the indices at which it reads them (for a convolution: fresh ones)."""
     contraction = r.contraction
@@ -321,6 +308,7 @@ def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
 def _operand_copies(nodes: list[Node]) -> set[int]:
     """Views of a contraction's operands that strides cannot describe, and computed filters: these get memory."""
     forced: set[int] = set()
+    paged = {x for n in nodes for x in _of_pages(n)}
     for n in nodes:
         if isinstance(n, Reduce) and n.contraction is not None:
             if isinstance(n.contraction, Convolution):
@@ -330,9 +318,23 @@ def _operand_copies(nodes: list[Node]) -> set[int]:
                     forced.add(root.id)
             for operand, index in operand_indices(n):
                 root, at = chase(operand, index)
-                if operand is not root and (not is_affine(at) or any(_scaled(i) for i in at)):
+                if (
+                    operand.id not in paged
+                    and operand is not root
+                    and (not is_affine(at) or any(_scaled(i) for i in at))
+                ):
                     forced.add(operand.id)
     return forced
+
+
+def _of_pages(n: Node) -> set[int]:
+    """The operands of attention that lie in pages of a cache: its kernels read them there."""
+    if not isinstance(n, Reduce) or not isinstance(n.contraction, Attention) or in_pages(n.contraction) is None:
+        return set()
+    scores, _ = chase(n.contraction.scores, (as_int(0),) * n.contraction.scores.rank)
+    products = [ld.node for ld in loads(scores.body)] if isinstance(scores, Map) else [scores]
+    notes = [x.contraction for x in (n, *products) if isinstance(x, Reduce) and isinstance(x.contraction, Matmul)]
+    return {note.rhs.id for note in notes}
 
 
 def _scaled(i: Int) -> bool:
