@@ -103,7 +103,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     start = time.perf_counter()
     cached = torch.float16 if options.precision == "fp16" else torch.float32
     model = Decoder(shape, tensors, options.context, cached, options.sequences).eval()
-    taken = {k: v for k, v in methods(model, options.context).items() if k == "prompt" or k.startswith("step")}
+    taken = {k: v for k, v in methods(model).items() if k == "prompt" or k.startswith("step")}
     data = compile_to_bytes(
         taken, precision=options.precision, weights=options.precision, target=options.target,
         fallback="error",

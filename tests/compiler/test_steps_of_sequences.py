@@ -33,7 +33,7 @@ class Step(torch.nn.Module):
         self.model = Decoder(SHAPE, weights(SHAPE, 32, True, 1), CONTEXT, cached, SEQUENCES)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.model.step(tokens, positions)
+        return self.model.step(tokens, positions, torch.arange(len(tokens)))
 
 
 def scheduled(target: Target, rows: int) -> tuple[Schedule, list[KernelSource]]:

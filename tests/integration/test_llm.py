@@ -422,8 +422,8 @@ def test_several_prompts_are_written_in_one_step(lm: LLM) -> None:
         lm.generate(["a", "b"], stream=True)
 
 
-def test_answers_move_to_the_front_when_others_end(lm: LLM) -> None:
-    """So that a step is no larger than for the answers that are left, and what ended can still be gone on with."""
+def test_steps_get_smaller_when_others_end(lm: LLM) -> None:
+    """A step is no larger than for the answers that are left, and what ended can still be gone on with."""
     given = [dict(prompt=[k, 7, 8, 9], max_tokens=n, temperature=2.0, seed=k) for k, n in ((1, 4), (2, 8), (3, 30))]
     alone = [lm.generate(**g).tokens for g in given]
     assert len(alone[2]) > 20
@@ -439,7 +439,7 @@ def test_answers_move_to_the_front_when_others_end(lm: LLM) -> None:
     assert lm._session.read - read <= 2
 
 
-def test_a_common_beginning_is_copied_to_another_slot(lm: LLM) -> None:
+def test_a_common_beginning_is_read_once(lm: LLM) -> None:
     """While the answer that read it goes on."""
     prompt = list(range(40, 90))
     first = lm.generate(prompt, temperature=2.0, seed=4, stream=True)
@@ -452,8 +452,9 @@ def test_a_common_beginning_is_copied_to_another_slot(lm: LLM) -> None:
 
 
 def test_memory_is_that_of_the_sequences(lm: LLM) -> None:
-    cache, rest = 2 * 2 * 1 * 96 * 16 * 4, WORDS * (4 + 4) + 8 + 64 * 4
-    assert SEQUENCES * cache <= lm.memory().states < SEQUENCES * (cache + rest) + 30 * 256
+    page, rest = 2 * 2 * 1 * 64 * 16 * 4, WORDS * (4 + 4) + 8 + 64 * 4
+    pages, lines = SEQUENCES * 2 + 1, SEQUENCES + 1  # the last ones: of rows that are computed in vain
+    assert pages * page <= lm.memory().states < pages * page + lines * rest + 30 * 256
 
 
 @pytest.mark.long
@@ -462,9 +463,9 @@ def test_memory_is_in_proportion_to_sequences(tmp_path: Path) -> None:
     for sequences in (1, 4):
         with of_one_plan(folder, 160, sequences=sequences) as lm:
             sizes.append(lm.memory().states)
-    cache, rest = 2 * 2 * 2 * 160 * 12 * 4, WORDS * (4 + 4) + 8 + 40
-    for sequences, size in zip((1, 4), sizes, strict=True):
-        assert sequences * cache <= size < sequences * (cache + rest) + 30 * 256  # each state begins at such a place
+    token, rest = 2 * 2 * 2 * 12 * 4, WORDS * (4 + 4) + 8 + 40
+    for tokens, lines, size in zip((160, (4 * 3 + 1) * 64), (1, 5), sizes, strict=True):
+        assert tokens * token <= size < tokens * token + lines * rest + 30 * 256  # each state begins at such a place
 
 
 def test_embeddings_are_those_of_the_last_token(
@@ -563,13 +564,15 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
     lapilli.compile(torch.nn.ReLU(), (torch.ones(2),)).save(tmp_path / "relu.lap")
     with pytest.raises(lapilli.InvalidFileError, match="no language model"):
         LLM(tmp_path / "relu.lap")
-    given = {"name": "x", "context": 8, "words": 9, "sequences": 1, "pooling": "last"}
+    given = {"name": "x", "context": 8, "words": 9, "sequences": 1, "pooling": "last", "tokens": None}
     for metadata, reason in (
         ({"llm.model": "{}"}, "damaged"),
         ({"llm.model": '{"name": "x", "context": 8, "words": 99999999999}'}, "damaged: \"'sequences'"),
         ({"llm.model": json.dumps(given | {"words": 99999999999})}, "lacks the methods"),
         ({"llm.model": json.dumps(given | {"sequences": 10**9})}, "1000000000 sequences"),
         ({"llm.model": json.dumps(given | {"pooling": "most"})}, "pooling 'most'"),
+        ({"llm.model": json.dumps(given | {"tokens": 7})}, "a cache of 7 tokens for a context of 8"),
+        ({"llm.model": json.dumps(given | {"tokens": 10**9})}, "a cache of 1000000000 tokens"),
     ):
         lapilli.compile(torch.nn.ReLU(), (torch.ones(2),), metadata=metadata).save(tmp_path / "relu.lap")
         with pytest.raises(lapilli.InvalidFileError, match=reason):

@@ -103,7 +103,7 @@ def wide(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_several_answers_in_a_step_are_those_of_one(model: SequenceToSequence, wide: SequenceToSequence) -> None:
-    """Answers of other lengths, so that those that are left move to the front, with what the encoder gave for them."""
+    """Answers of other lengths: a step is of those that are left, each with what the encoder gave for it."""
     texts = ["the end", *TEXTS[:2], "in the theory", "in an answer", "b" * 40]
     counts = [3, 20, 9, 17, 12, 20]
     alone = [[t.id for t in model.generate(text, max_tokens=n).tokens] for text, n in zip(texts, counts, strict=True)]

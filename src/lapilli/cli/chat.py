@@ -25,6 +25,7 @@ def chat(
     precision: Any,
     quantize: Any,
     sequences: int | None,
+    cache: int | None,
     system: str | None,
     **choices: Unpack[Choices],
 ) -> None:
@@ -33,7 +34,7 @@ def chat(
     MODEL is a GGUF file, a Hugging Face folder, or a .lap file that was saved from one.
     """
     messages = [{"role": "system", "content": system}] if system else []
-    with opened(model, device, context, precision, quantize, sequences) as lm:
+    with opened(model, device, context, precision, quantize, sequences, cache) as lm:
         progress_console().print(f"{lm.name} on {lm.program.device.name}", style="dim", highlight=False, markup=False)
         while (line := _line()) is not None:
             messages.append({"role": "user", "content": line})

@@ -69,13 +69,14 @@ def compile_(
     context: int | None,
     quantize: str | None,
     sequences: int | None,
+    cache: int | None,
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Compile MODEL (.pt2 of torch.export, TorchScript of torch.jit.save, ONNX, GGUF, or a Hugging Face folder) to a program.
 
     Needs `pip install lapilli[compile]`, and `lapilli[onnx]` for ONNX, `lapilli[llm]` for a language model, to which --context,
-    --quantize and --sequences apply."""
+    --quantize, --sequences and --cache apply."""
     output = output or model.with_suffix(".lap")
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
@@ -85,7 +86,7 @@ def compile_(
     require_compiler()
     from lapilli.llm.source_path import is_source
 
-    of_model = {"context": context, "quantize": quantize, "sequences": sequences}
+    of_model = {"context": context, "quantize": quantize, "sequences": sequences, "cache": cache}
     language = is_source(model)
     if model.is_dir() and not language:
         raise InvalidInputError(f"{model} is a folder without config.json; give a file, or a Hugging Face folder.")
@@ -94,7 +95,9 @@ def compile_(
     if language and msl is not None:
         raise InvalidInputError("--msl does not apply to a language model.")
     if not language and any(value is not None for value in of_model.values()):
-        raise InvalidInputError(f"--context, --quantize and --sequences are for language models; {model} is none.")
+        raise InvalidInputError(
+            f"--context, --quantize, --sequences and --cache are for language models; {model} is none."
+        )
     from lapilli.capture.examples import example_inputs
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.description import Description

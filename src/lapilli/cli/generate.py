@@ -29,6 +29,7 @@ def generate(
     precision: Any,
     quantize: Any,
     sequences: int | None,
+    cache: int | None,
     output: Path | None,
     **choices: Unpack[Choices],
 ) -> None:
@@ -38,7 +39,7 @@ def generate(
     """
     if prompt == "-":
         prompt = sys.stdin.read()
-    with opened(model, device, context, precision, quantize, sequences) as lm:
+    with opened(model, device, context, precision, quantize, sequences, cache) as lm:
         if output is not None:
             lm.save(output)
         show(lm.generate(prompt, stream=True, **choices))

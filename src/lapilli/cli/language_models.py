@@ -31,7 +31,8 @@ def source_options(command: F) -> F:
     for option in (
         click.option("--context", type=int, metavar="N", help="Room for so many tokens; default: the model's own, at most 4096."),
         QUANTIZE,
-        click.option("--sequences", type=int, metavar="N", help="Answers that are written in one step, each with a cache."),
+        click.option("--sequences", type=int, metavar="N", help="Answers that are written in one step."),
+        click.option("--cache", type=int, metavar="N", help="Room for so many tokens of all sequences; default: for all."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -70,6 +71,7 @@ def opened(
     precision: Literal["fp32", "fp16"],
     quantize: Literal["int8", "int4"] | None,
     sequences: int | None,
+    cache: int | None,
     usual: int = 1,
 ) -> Iterator[LLM]:
     """The model named on a command line. usual: how many sequences it is compiled for, if that is not said."""
@@ -79,7 +81,14 @@ def opened(
         sequences = 1 if model.suffix == ".lap" else usual
     with talking(model) as talk:
         loaded = LLM(
-            model, device=device, context=context, precision=precision, quantize=quantize, sequences=sequences, **talk
+            model,
+            device=device,
+            context=context,
+            precision=precision,
+            quantize=quantize,
+            sequences=sequences,
+            cache=cache,
+            **talk,
         )
     with loaded:
         yield loaded

@@ -30,6 +30,7 @@ def perplexity(
     precision: Any,
     quantize: Any,
     sequences: int | None,
+    cache: int | None,
     window: int | None,
     tokens: int | None,
     as_json: bool,
@@ -42,7 +43,7 @@ def perplexity(
     import numpy as np
 
     text = file.read_text(encoding="utf-8")
-    with opened(model, device, context, precision, quantize, sequences) as lm:
+    with opened(model, device, context, precision, quantize, sequences, cache) as lm:
         with working(f"Reading {file.name}"):
             scores = lm.score(lm.tokens(text)[:tokens], window=window)
         found = float(np.exp(-scores.mean()))

@@ -33,7 +33,7 @@ _SEQUENCES = 4
 @click.option("--max-seconds", type=click.FloatRange(min=0.1), default=600.0, show_default=True, help="Of an answer.")
 def serve(
     model: Path, device: str | None, context: int | None, precision: Any, quantize: Any,
-    sequences: int | None, host: str, port: int, api_key: str | None, allow_name: tuple[str, ...], max_body: int,
+    sequences: int | None, cache: int | None, host: str, port: int, api_key: str | None, allow_name: tuple[str, ...], max_body: int,
     max_queue: int, max_seconds: float,
 ) -> None:  # fmt: skip
     """Serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /metrics and /health.
@@ -49,7 +49,7 @@ def serve(
 
     local = host in ("127.0.0.1", "localhost", "::1")
     hosts = (*LOCAL, *allow_name) if local or allow_name else ("*",)
-    with opened(model, device, context, precision, quantize, sequences, _SEQUENCES) as lm:
+    with opened(model, device, context, precision, quantize, sequences, cache, _SEQUENCES) as lm:
         out = progress_console()
         out.print(f"{lm.name} at http://{host}:{port}/v1", highlight=False, markup=False)
         if not local and not api_key:

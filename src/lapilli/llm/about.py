@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from lapilli.errors import InvalidFileError
+from lapilli.llm.cache_size import CacheSize
 
 KEY = "llm.model"
 USUAL_CONTEXT = 4096
@@ -18,8 +19,8 @@ LONGEST = 512
 """The most tokens of a prompt that are read at once."""
 Pooling = Literal["last", "mean"]
 MOST_SEQUENCES = 256
-KNOWN, IDLE = -1, -2
-"""Instead of the token of a row: that of the step before; none, for the row is not used."""
+KNOWN = -1
+"""Instead of the token of a row: that of the step before."""
 
 
 def step_sizes(sequences: int) -> list[int]:
@@ -34,8 +35,8 @@ def step_name(rows: int) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """context: the length of a sequence's cache. words: the size of the vocabulary. sequences: how many are written at once.
-    pooling: how embeddings are made of those of tokens.
+    """context: the tokens of a sequence at most. words: the size of the vocabulary. sequences: how many are written at once.
+    pooling: how embeddings are made of those of tokens. tokens: of all sequences that the cache has room for, None: all.
     """
 
     name: str
@@ -43,6 +44,11 @@ class About:
     words: int
     sequences: int = 1
     pooling: Pooling = "last"
+    tokens: int | None = None
+
+    @property
+    def cache(self) -> CacheSize:
+        return CacheSize(self.sequences, self.context, self.tokens)
 
     def metadata(self) -> dict[str, str]:
         """As strings of a program."""
@@ -56,12 +62,17 @@ class About:
         try:
             given = json.loads(metadata[KEY])
             context, words, sequences = (int(given[k]) for k in ("context", "words", "sequences"))
-            made = cls(str(given["name"])[:200], context, words, sequences, given["pooling"])
+            tokens = None if given["tokens"] is None else int(given["tokens"])
+            made = cls(str(given["name"])[:200], context, words, sequences, given["pooling"], tokens)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidFileError(f"The metadata of the language model is damaged: {str(error)[:200]!r}.") from error
         if made.context < 2 or made.words < 1 or not 1 <= made.sequences <= MOST_SEQUENCES:
             raise InvalidFileError(
                 f"The language model is damaged: a context of {made.context}, {made.words} words, {made.sequences} sequences."
+            )
+        if tokens is not None and not context <= tokens <= sequences * context:
+            raise InvalidFileError(
+                f"The language model is damaged: a cache of {tokens} tokens for a context of {context}."
             )
         if made.pooling not in ("last", "mean"):
             raise InvalidFileError(f"The language model is damaged: pooling {str(made.pooling)[:20]!r}.")

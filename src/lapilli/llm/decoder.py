@@ -1,6 +1,6 @@
 """The decoder of a language model, in plain PyTorch: Llama and its relatives, which differ in numbers, biases and norms.
 
-Keys and values are buffers of the model's context length, which calls change: states of a program.
+Keys and values are kept in a `Cache` for each layer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, UNPACK
 from lapilli.llm.blocks import BlockedMatrix, Parameter
+from lapilli.llm.cache import Cache, PageTable, Places
+from lapilli.llm.cache_size import CacheSize
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Block(nn.Module):
     """Attention with grouped queries and a cache, and a gated feed-forward network."""
 
     def __init__(
-        self, shape: Shape, context: int, tensors: Mapping[str, Any], prefix: str, cached: torch.dtype, sequences: int
+        self, shape: Shape, size: CacheSize, tensors: Mapping[str, Any], prefix: str, cached: torch.dtype
     ) -> None:
         super().__init__()
         self.shape = shape
@@ -171,20 +173,19 @@ class Block(nn.Module):
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
         self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
-        size = sequences, shape.groups, context, shape.size
-        self.keys, self.values = (nn.Buffer(torch.zeros(size, dtype=cached), persistent=False) for _ in range(2))
-        self.sequences = sequences
+        self.cache = Cache(size, shape.groups, shape.size, cached)
 
     def forward(
         self,
         x: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         mask: Tensor,
-        positions: Tensor,
-        sequence: Tensor | None,
+        places: Places,
+        pages: Tensor | None,
+        apart: bool,
     ) -> Tensor:
-        """x: [1, tokens, width]; positions: [tokens]. sequence: [1], of which the tokens are, and the mask is [tokens, context];
-        None: token b is of sequence b, and the mask is [tokens, 1, 1, context].
+        """x: [1, tokens, width], which are kept at places, and see what lies in pages. apart: each has pages of its own, and the
+        mask is [tokens, 1, 1, places], not [tokens, places].
         """
         y = x if self.before_attention is None else self.before_attention(x)
         q, k = (
@@ -195,15 +196,12 @@ class Block(nn.Module):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         v = self._heads(self.v(y), self.shape.groups).transpose(1, 2)
-        q, k, v = (z.to(self.keys.dtype) for z in (q, k, v))
-        count = positions.shape[0]
-        rows = torch.arange(count) if sequence is None else sequence.expand(count)
-        self.keys[rows, :, positions] = k[0].transpose(0, 1)
-        self.values[rows, :, positions] = v[0].transpose(0, 1)
-        if sequence is None:
-            attended = self._rows(q, mask)
+        q, k, v = (z.to(self.cache.keys.dtype) for z in (q, k, v))
+        self.cache.keep(places, k[0], v[0])
+        k, v = self.cache.read(pages)
+        if apart:
+            attended = self._rows(q, k, v, mask)
         else:
-            k, v = self._of(self.keys, sequence), self._of(self.values, sequence)
             attended = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, scale=self.shape.score_scale, enable_gqa=True
             )
@@ -227,20 +225,14 @@ class Block(nn.Module):
         found: Tensor = self._heads(norm(x), count) if whole else norm(self._heads(x, count))
         return found
 
-    def _rows(self, q: Tensor, mask: Tensor) -> Tensor:
-        """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product:
-        keys and values are read where they are, once.
+    def _rows(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Attention of q [1, heads, n, size], whose token b reads keys k[b]. Heads that share keys are rows of one product: keys
+        and values are read where they are, once.
         """
         groups, count = self.shape.groups, q.shape[2]
         rows = q.view(groups, -1, count, self.shape.size).permute(2, 0, 1, 3)
-        attended = F.scaled_dot_product_attention(
-            rows, self.keys[:count], self.values[:count], attn_mask=mask, scale=self.shape.score_scale
-        )
+        attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=self.shape.score_scale)
         return attended.flatten(1, 2).transpose(0, 1)[None]
-
-    def _of(self, cache: Tensor, sequence: Tensor) -> Tensor:
-        """What the cache has of a sequence: [1, groups, context, size]."""
-        return cache if self.sequences == 1 else cache.index_select(0, sequence)
 
     def _heads(self, x: Tensor, count: int) -> Tensor:
         return x.view(1, -1, count, self.shape.size)
@@ -250,7 +242,8 @@ class Decoder(nn.Module):
     """From tokens to logits, with a cache of keys and values for each of some sequences.
 
     tensors: by GGUF's names (`blk.0.attn_q.weight`); matrices are `BlockedMatrix` or tensors, all others tensors. context: the
-    length of a sequence's cache. cached: the dtype of keys and values in it, in which attention is computed.
+    tokens of a sequence. cached: the dtype of keys and values, in which attention is computed. tokens: of all sequences that there
+    is room for, None: all.
     """
 
     def __init__(
@@ -260,15 +253,14 @@ class Decoder(nn.Module):
         context: int,
         cached: torch.dtype = torch.float32,
         sequences: int = 1,
+        tokens: int | None = None,
     ) -> None:
         super().__init__()
-        self.shape, self.context, self.sequences = shape, context, sequences
+        self.shape, self.size = shape, CacheSize(sequences, context, tokens)
         self.embedding = Weight.of(tensors["token_embd.weight"])
         head = tensors.get("output.weight")
         self.head = Linear(self.embedding if head is None else Weight.of(head))
-        self.blocks = nn.ModuleList(
-            Block(shape, context, tensors, f"blk.{k}.", cached, sequences) for k in range(shape.layers)
-        )
+        self.blocks = nn.ModuleList(Block(shape, self.size, tensors, f"blk.{k}.", cached) for k in range(shape.layers))
         self.norm = Norm(tensors["output_norm.weight"], shape.eps)
         powers = torch.arange(0, shape.rotated, 2).float() / shape.rotated
         frequencies = 1.0 / (shape.base**powers)
@@ -276,7 +268,7 @@ class Decoder(nn.Module):
             frequencies = frequencies / torch.tensor(shape.factors)
         self.frequencies = nn.Buffer(frequencies)
         self.near_frequencies = None if shape.near_base is None else nn.Buffer(1.0 / (shape.near_base**powers))
-        self.positions = nn.Buffer(torch.arange(context))
+        self.pages = PageTable(self.size)
 
     def forward(self, tokens: Tensor, start: Tensor, sequence: Tensor | None = None) -> Tensor:
         """Logits [1, words] of the token after tokens [1, n], which a sequence [1] has at positions start [1], start + 1, ...;
@@ -288,28 +280,32 @@ class Decoder(nn.Module):
     def hidden(self, tokens: Tensor, start: Tensor, sequence: Tensor | None = None) -> Tensor:
         """What the head reads, of each token: [1, n, width]. Arguments as for a call."""
         positions = start + torch.arange(tokens.shape[1])
-        first = torch.zeros_like(start) if sequence is None else sequence
-        return self._through(tokens, positions, self._masks(positions), first)
+        line = torch.zeros_like(start) if sequence is None else sequence
+        return self._through(tokens, positions, self._masks(positions), line, apart=False)
 
-    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Logits [n, words] of the tokens after tokens [n], the next ones of the first n sequences, at positions [n]."""
-        x = self._through(tokens[None], positions, [m[:, None, None] for m in self._masks(positions)], None)
+    def step(self, tokens: Tensor, positions: Tensor, lines: Tensor) -> Tensor:
+        """Logits [n, words] of the tokens after tokens [n], at positions [n] of sequences lines [n]."""
+        masks = [m[:, None, None] for m in self._masks(positions)]
+        x = self._through(tokens[None], positions, masks, lines, apart=True)
         logits: Tensor = self.head(x[0])
         return logits
 
     def _masks(self, positions: Tensor) -> list[Tensor]:
         """Which places of the cache are seen: by layers that see all, and by those that see the window."""
-        mask = self.positions <= positions[:, None]
+        mask = self.pages.tokens <= positions[:, None]
         if self.shape.window is None:
             return [mask, mask]
-        return [mask, mask & (self.positions > positions[:, None] - self.shape.window)]
+        return [mask, mask & (self.pages.tokens > positions[:, None] - self.shape.window)]
 
     def _rotation(self, positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
         angles = positions[:, None].float() * frequencies
         return angles.cos() * factor, angles.sin() * factor
 
-    def _through(self, tokens: Tensor, positions: Tensor, masks: Sequence[Tensor], sequence: Tensor | None) -> Tensor:
-        """masks: as `_masks` gives them."""
+    def _through(
+        self, tokens: Tensor, positions: Tensor, masks: Sequence[Tensor], lines: Tensor, apart: bool
+    ) -> Tensor:
+        """masks: as `_masks` gives them. apart: as for a block."""
+        places, pages = self.pages.places(lines, positions), self.pages.of(lines)
         rotations = [self._rotation(positions, self.frequencies, self.shape.attention_factor)] * 2
         if self.near_frequencies is not None:
             rotations[1] = self._rotation(positions, self.near_frequencies, 1.0)
@@ -319,16 +315,16 @@ class Decoder(nn.Module):
         for k, block in enumerate(self.blocks):
             near = self.shape.near is None or k in self.shape.near
             rotation = None if k in self.shape.unrotated else rotations[near]
-            x = block(x, rotation, masks[near], positions, sequence)
+            x = block(x, rotation, masks[near], places, pages, apart)
         normed: Tensor = self.norm(x)
         return normed
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copies keys and values of places source [n] to places target [n]; place p of sequence s is s * context + p. All are read
-        before any is written.
-        """
-        read, written = ((z // self.context, z % self.context) for z in (source, target))
+    def lay(self, line: Tensor, pages: Tensor) -> None:
+        """As `PageTable.lay`."""
+        self.pages.lay(line, pages)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """As `Cache.copy`, in all layers."""
         for block in self.blocks:
             assert isinstance(block, Block)
-            for cache in (block.keys, block.values):
-                cache[written[0], :, written[1]] = cache[read[0], :, read[1]]
+            block.cache.copy(source, target)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lapilli.llm.cache import Cache, PageTable, Places
+from lapilli.llm.cache_size import CacheSize
 from lapilli.llm.decoder import Linear, Norm, Weight
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
@@ -163,70 +165,70 @@ class DecoderLayer(nn.Module):
     def __init__(
         self,
         shape: TwoStacks,
-        context: int,
+        size: CacheSize,
         places: int,
         tensors: Mapping[str, Any],
         prefix: str,
         cached: torch.dtype,
-        sequences: int,
     ) -> None:
         super().__init__()
         self.attention = Attending(shape, tensors, f"{prefix}attn_")
         self.cross = Attending(shape, tensors, f"{prefix}cross_attn_")
         self.network = Network(shape, tensors, f"{prefix}ffn_")
 
-        def cache(count: int) -> nn.Buffer:
-            return nn.Buffer(torch.zeros(sequences, shape.heads, count, shape.size, dtype=cached), persistent=False)
-
-        self.keys, self.values = cache(context), cache(context)
-        self.cross_keys, self.cross_values = cache(places), cache(places)
+        self.cache = Cache(size, shape.heads, shape.size, cached)
+        given = size.sequences, shape.heads, places, shape.size
+        self.cross_keys, self.cross_values = (
+            nn.Buffer(torch.zeros(given, dtype=cached), persistent=False) for _ in range(2)
+        )
 
     def keep(self, encoded: Tensor, sequence: Tensor) -> None:
         """Keeps keys and values of what the encoder gives for a sequence, [1, n, width], from the first place on."""
-        keys, values = self.cross.keys_and_values(encoded, self.keys.dtype)
+        keys, values = self.cross.keys_and_values(encoded, self.cross_keys.dtype)
         at = torch.arange(encoded.shape[1])
         for cache, new in ((self.cross_keys, keys), (self.cross_values, values)):
             cache[sequence.expand(encoded.shape[1]), :, at] = new[0].transpose(0, 1)
 
     def forward(
-        self, x: Tensor, positions: Tensor, mask: Tensor, seen: Tensor | None, sequence: Tensor | None
+        self,
+        x: Tensor,
+        places: Places,
+        pages: Tensor | None,
+        lines: Tensor,
+        mask: Tensor,
+        seen: Tensor | None,
+        apart: bool,
     ) -> Tensor:
-        """x: [1, n, width], at positions [n] of a sequence [1]; None: token b is of sequence b. mask: of the cache. seen: of the
-        encoder's places.
+        """x: [1, n, width], which are kept at places, and see what lies in pages, and what the encoder gave for sequences lines
+        [1], or [n] if they are apart. mask: of the cache. seen: of the encoder's places.
         """
-        x = self.own(x, positions, mask, sequence)
-        given = self._of((self.cross_keys, self.cross_values), sequence, positions.shape[0])
-        x = self.cross(x, self.cross.norm(x), *given, seen, sequence is None)
+        x = self.own(x, places, pages, mask, apart)
+        x = self.cross(x, self.cross.norm(x), *self._given(lines), seen, apart)
         moved: Tensor = self.network(x)
         return moved
 
-    def own(self, x: Tensor, positions: Tensor, mask: Tensor, sequence: Tensor | None) -> Tensor:
+    def own(self, x: Tensor, places: Places, pages: Tensor | None, mask: Tensor, apart: bool) -> Tensor:
         """The layer's first part: arguments as for a call."""
-        count = positions.shape[0]
         y = self.attention.norm(x)
-        keys, values = self.attention.keys_and_values(y, self.keys.dtype)
-        rows = torch.arange(count) if sequence is None else sequence.expand(count)
-        for cache, new in ((self.keys, keys), (self.values, values)):
-            cache[rows, :, positions] = new[0].transpose(0, 1)
-        caches = self._of((self.keys, self.values), sequence, count)
-        attended: Tensor = self.attention(x, y, *caches, mask, sequence is None)
+        keys, values = self.attention.keys_and_values(y, self.cache.keys.dtype)
+        self.cache.keep(places, keys[0], values[0])
+        attended: Tensor = self.attention(x, y, *self.cache.read(pages), mask, apart)
         return attended
 
-    def attention_to_given(self, x: Tensor, sequence: Tensor, heads: Sequence[int]) -> Tensor:
+    def attention_to_given(self, x: Tensor, line: Tensor, heads: Sequence[int]) -> Tensor:
         """How much heads attend to each of the encoder's places: [heads, n, places], of what `own` gives."""
         q = self.cross.q(self.cross.norm(x)).view(x.shape[1], -1, self.cross.shape.size).transpose(0, 1)
-        keys, _ = self._of((self.cross_keys, self.cross_values), sequence, 1)
+        keys, _ = self._given(line)
         chosen = torch.tensor(list(heads))
         scores = q.index_select(0, chosen).float() @ keys[0].index_select(0, chosen).float().transpose(1, 2)
         return torch.softmax(scores * self.cross.shape.scale, -1)
 
-    def _of(self, caches: tuple[Tensor, Tensor], sequence: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-        """What two caches have of a sequence, or of the first ones."""
-        if sequence is None:
-            found = [cache[:count] for cache in caches]
-        else:
-            found = [cache if cache.shape[0] == 1 else cache.index_select(0, sequence) for cache in caches]
-        return found[0], found[1]
+    def _given(self, lines: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of what the encoder gave, [n, heads, places, size] each. Rows in vain read the last one."""
+        if len(self.cross_keys) == 1:
+            return self.cross_keys, self.cross_values
+        at = lines.clamp(max=len(self.cross_keys) - 1)
+        return self.cross_keys.index_select(0, at), self.cross_values.index_select(0, at)
 
 
 def buckets(distances: Tensor, count: int, furthest: int, both: bool) -> Tensor:
@@ -261,18 +263,18 @@ class EncoderDecoder(nn.Module):
         sequences: int = 1,
     ) -> None:
         super().__init__()
-        self.shape, self.context, self.places, self.sequences = shape, context, places, sequences
+        self.shape, self.size, self.places = shape, CacheSize(sequences, context), places
         self.embedding = Weight.of(tensors["token_embd.weight"])
         head = tensors.get("output.weight")
         self.head = Linear(self.embedding if head is None else Weight.of(head))
         self.encoder = nn.ModuleList(EncoderLayer(shape, tensors, f"enc.blk.{k}.") for k in range(shape.encoders))
         self.decoder = nn.ModuleList(
-            DecoderLayer(shape, context, places, tensors, f"dec.blk.{k}.", cached, sequences)
-            for k in range(shape.decoders)
+            DecoderLayer(shape, self.size, places, tensors, f"dec.blk.{k}.", cached) for k in range(shape.decoders)
         )
         self.encoder_norm = _norm(tensors, "enc.output_norm", shape.eps)
         self.decoder_norm = _norm(tensors, "dec.output_norm", shape.eps)
         self.count = nn.Buffer(torch.zeros(sequences, dtype=torch.int64), persistent=False)
+        self.pages = PageTable(self.size)
         if shape.bins:
             self.convolutions = nn.ModuleList(
                 FrameConvolution(tensors[f"conv{k}.weight"], tensors[f"conv{k}.bias"], k) for k in (1, 2)
@@ -321,12 +323,12 @@ class EncoderDecoder(nn.Module):
     def forward(self, tokens: Tensor, start: Tensor, sequence: Tensor | None = None) -> Tensor:
         """As `Decoder`'s: logits [1, words] of the token after tokens [1, n], at positions start [1] and the next ones."""
         positions = start + torch.arange(tokens.shape[1])
-        first = torch.zeros_like(start) if sequence is None else sequence
-        return self._logits(self._through(tokens, positions, first)[:, -1])
+        line = torch.zeros_like(start) if sequence is None else sequence
+        return self._logits(self._through(tokens, positions, line, apart=False)[:, -1])
 
-    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """As `Decoder`'s: logits [n, words] of the tokens after tokens [n], of the first n sequences, at positions [n]."""
-        return self._logits(self._through(tokens[None], positions, None)[0])
+    def step(self, tokens: Tensor, positions: Tensor, lines: Tensor) -> Tensor:
+        """As `Decoder`'s: logits [n, words] of the tokens after tokens [n], at positions [n] of sequences lines [n]."""
+        return self._logits(self._through(tokens[None], positions, lines, apart=True)[0])
 
     def writable(self, logits: Tensor, positions: Tensor, timed: Tensor) -> Tensor:
         """Logits [n, words] of tokens after those at positions [n], without those that are never written there. timed: int64 [n],
@@ -339,16 +341,18 @@ class EncoderDecoder(nn.Module):
             logits = torch.where((at == first) & self.never_first, -torch.inf, logits)
         return logits
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """As `Decoder.move`."""
-        read, written = ((z // self.context, z % self.context) for z in (source, target))
+    def lay(self, line: Tensor, pages: Tensor) -> None:
+        """As `PageTable.lay`."""
+        self.pages.lay(line, pages)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """As `Cache.copy`, in all layers."""
         for layer in self.decoder:
-            for cache in (layer.keys, layer.values):
-                assert isinstance(cache, Tensor)
-                cache[written[0], :, written[1]] = cache[read[0], :, read[1]]
+            assert isinstance(layer, DecoderLayer)
+            layer.cache.copy(source, target)
 
     def carry(self, source: Tensor, target: Tensor) -> None:
-        """Copies what the encoder gave for sequences source [2] to sequences target [2]. All is read before any is written."""
+        """Copies what the encoder gave for sequences source [n] to sequences target [n]."""
         for layer in self.decoder:
             for cache in (layer.cross_keys, layer.cross_values):
                 assert isinstance(cache, Tensor)
@@ -361,32 +365,34 @@ class EncoderDecoder(nn.Module):
         """
         positions = torch.arange(tokens.shape[1])
         x = F.embedding(tokens, self.embedding()) + F.embedding(positions, self.decoder_positions)
-        mask = positions[:, None] >= torch.arange(self.context)
+        mask = positions[:, None] >= self.pages.tokens
+        places, pages = self.pages.places(sequence, positions), self.pages.of(sequence)
         found: list[Tensor] = []
         for k, layer in enumerate(self.decoder[: 1 + max(layer for layer, _ in self.shape.alignment)]):
             assert isinstance(layer, DecoderLayer)
             heads = [head for at, head in self.shape.alignment if at == k]
             if heads:
-                found.append(layer.attention_to_given(layer.own(x, positions, mask, sequence), sequence, heads))
-            x = layer(x, positions, mask, None, sequence)
+                found.append(layer.attention_to_given(layer.own(x, places, pages, mask, False), sequence, heads))
+            x = layer(x, places, pages, sequence, mask, None, False)
         return torch.cat(found)
 
-    def _through(self, tokens: Tensor, positions: Tensor, sequence: Tensor | None) -> Tensor:
+    def _through(self, tokens: Tensor, positions: Tensor, lines: Tensor, apart: bool) -> Tensor:
         x = F.embedding(tokens, self.embedding())
-        back = positions[:, None] - torch.arange(self.context)
+        back = positions[:, None] - self.pages.tokens
         mask, seen = back >= 0, None
         if self.shape.bins:
             x = x + F.embedding(positions, self.decoder_positions)
         else:
             bias = self.decoder_bias.index_select(1, back.clamp(min=0).flatten()).view(1, -1, *back.shape)
             mask = torch.where(mask, bias, -torch.inf)
-            count = self.count[: positions.shape[0]] if sequence is None else self.count.index_select(0, sequence)
+            count = self.count.index_select(0, lines.clamp(max=len(self.count) - 1))
             seen = torch.arange(self.places) < count[:, None]
-        if sequence is None:  # of each query, for all heads
+        if apart:  # of each query, for all heads
             mask = mask[:, None, None] if self.shape.bins else mask.transpose(0, 2)
             seen = None if seen is None else seen[:, None, None]
+        places, pages = self.pages.places(lines, positions), self.pages.of(lines)
         for layer in self.decoder:
-            x = layer(x, positions, mask, seen, sequence)
+            x = layer(x, places, pages, lines, mask, seen, apart)
         normed: Tensor = self.decoder_norm(x)
         return normed
 

@@ -40,6 +40,7 @@ def build(
     precision: Precision = "fp32",
     quantize: Quantize | None = None,
     sequences: int = 1,
+    cache: int | None = None,
     target: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     say: Callable[[str], None] = print,
@@ -49,10 +50,11 @@ def build(
 
     Args:
         source: what it is made of.
-        context: how many tokens the cache holds; None: as many as the model was made for, at most `USUAL_CONTEXT`.
+        context: how many tokens a sequence has at most; None: as many as the model was made for, at most `USUAL_CONTEXT`.
         precision: as for `lapilli.compile`. In "fp32" weights of float16 or bfloat16 stay that.
         quantize: numbers become codes of so many bits, with a scale for 32 of a row.
-        sequences: how many are written in one step, each with a cache of its own.
+        sequences: how many are written in one step.
+        cache: how many tokens of all sequences together there is room for, at least context; None: for all.
         target: as for `lapilli.compile`.
         progress: as for `lapilli.compile`.
         say: is told what is converted.
@@ -66,13 +68,17 @@ def build(
     if not 4 <= context <= most:
         raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
     check_sequences(sequences)
+    if cache is not None and not context <= cache <= sequences * context:
+        raise CompileError(
+            f"cache is {cache}: choose {context} to {sequences * context} tokens, for {sequences} sequences"
+        )
     weights, tensors = kept(source.tensors, precision, quantize, source.notes, say)
     cached = torch.float16 if precision == "fp16" else torch.float32
-    model = Decoder(source.shape, tensors, context, cached, sequences)
-    about = About(source.name, context, source.shape.words, sequences, source.pooling)
+    model = Decoder(source.shape, tensors, context, cached, sequences, cache)
+    about = About(source.name, context, source.shape.words, sequences, source.pooling, cache)
     metadata = {**(metadata or {}), **about.metadata(), **source.text.metadata()}
     return compile_to_bytes(
-        methods(model, context), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
+        methods(model), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
         progress=progress,
     )  # fmt: skip
 

@@ -117,14 +117,21 @@ class AnswerStream(Iterator[str]):
                 return piece
         raise StopIteration
 
+    def steadily(self) -> AnswerStream:
+        """The stream itself, for a thread that reads it without pause: it keeps its memory, and where older answers need all that
+        there is, it waits for them.
+        """
+        self._turn.steady = True
+        return self
+
     def _begin(self) -> None:
         """Takes a slot before the first token is read, so that answers that are written together begin together."""
-        self._session.enter(self._turn)
+        self._session.enter(self.steadily()._turn)
 
-    def _advance(self) -> str:
-        """One token more: the text that is certain then."""
+    def _advance(self, wait: bool = True) -> str:
+        """One token more: the text that is certain then. wait: as for `Session.next`."""
         try:
-            piece = self._step()
+            piece = self._step(wait)
         finally:
             if self._ended:
                 self._session.leave(self._turn)
@@ -136,13 +143,15 @@ class AnswerStream(Iterator[str]):
         self._cancelled = True
         self._turn.abandon()
 
-    def _step(self) -> str:
+    def _step(self, wait: bool) -> str:
         answer = self.answer
         if self._cancelled or len(answer.tokens) >= self._count:
             self._ended = True
             answer.reason = "cancelled" if self._cancelled else "length"
             return "" if self._cancelled else self._rest()
-        written = self._session.next(self._turn)
+        written = self._session.next(self._turn, wait)
+        if written is None and not self._turn.over:
+            return ""
         if written is None:
             self._ended, answer.reason = True, "cancelled"
             return ""
@@ -206,14 +215,16 @@ class WritingModel(Closing):
     def _of_methods(self, program: Program, about: About, more: set[str]) -> None:
         """Takes a program. more: the methods that it has beyond those of all models that write."""
         states = {s.name: (s.dtype, s.shape) for s in program.description.states}
-        lines, words = about.sequences, about.words
+        lines, words = about.cache.lines, about.words
         wanted = {
             "owner.token": ("int64", (lines,)),
-            "owner.seen": ("int32", (lines * words + 1,)),
+            "owner.seen": ("int32", (lines * words,)),
             "owner.allowed": ("int32", (lines, -(-words // 32))),
             "owner.logits": ("float32", (lines, words)),
         }
-        methods = {"prompt", "likely", "remember", "allow", *(step_name(n) for n in step_sizes(lines))} | more
+        methods = {"prompt", "likely", "remember", "allow", *(step_name(n) for n in step_sizes(about.sequences))} | more
+        if about.cache.is_paged:
+            methods |= {"lay", "copy"}
         if not methods <= program.methods.keys() or not wanted.items() <= states.items():
             raise InvalidFileError("The file lacks the methods or the states of a language model.")
         self.name, self.context, self.program = about.name, about.context, program
@@ -240,7 +251,7 @@ class WritingModel(Closing):
                     active.append(waiting.popleft())
                     active[-1]._begin()
                 for stream in active[:]:
-                    stream._advance()
+                    stream._advance(wait=stream is active[0])  # the oldest, which waits for none of the others
                     if stream._ended:
                         active.remove(stream)
                         seats.release()
@@ -308,6 +319,7 @@ class LLM(WritingModel):
         precision: Literal["fp32", "fp16"] = "fp32",
         quantize: Literal["int8", "int4"] | None = None,
         sequences: int = 1,
+        cache: int | None = None,
         progress: Callable[[str, int, int], None] | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -317,11 +329,13 @@ class LLM(WritingModel):
             source: a file that `save` wrote, or its content; a GGUF file; or a folder with config.json, *.safetensors and
                 tokenizer.json. The latter two are compiled, which needs `pip install lapilli[compile,llm]`.
             device: as for `lapilli.load`.
-            context: how many tokens of a sequence there is room for; None: as many as the model was made for, at most 4096. Memory
-                for keys and values is taken for all of them.
+            context: how many tokens prompt and answer have together at most; None: as many as the model was made for, at most 4096.
             precision: as for `lapilli.compile`; packed weights, and those of float16, stay as they are in both.
             quantize: weights that are no codes yet become codes of 8 or 4 bits, with a scale for 32.
-            sequences: how many answers are written in one step; each has a cache of its own. More take turns.
+            sequences: how many answers are written in one step. More take turns.
+            cache: how many tokens of all sequences together there is memory for, in pages of 64, at least `context`; None:
+            sequences x
+                context. Prompts that begin alike have their pages once. When pages run out, the youngest answers wait.
             progress: as for `lapilli.compile`.
             say: is told what is converted, in a sentence.
 
@@ -334,7 +348,8 @@ class LLM(WritingModel):
             OSError: a file cannot be read.
         """
         options = {"context": context, "precision": precision, "quantize": quantize, "sequences": sequences}
-        usual = {"context": None, "precision": "fp32", "quantize": None, "sequences": 1}
+        options |= {"cache": cache}
+        usual = {"context": None, "precision": "fp32", "quantize": None, "sequences": 1, "cache": None}
         self._of(self._opened(source, device, options, usual, {"progress": progress, "say": say}))
 
     @classmethod
@@ -350,7 +365,7 @@ class LLM(WritingModel):
                 raise InvalidFileError(
                     f"{about.name} has an encoder: lapilli.SequenceToSequence or lapilli.Transcriber loads it."
                 )
-            self._of_methods(program, about, {"embed", "move"} if about.sequences > 1 else {"embed"})
+            self._of_methods(program, about, {"embed"})
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt: a text, messages of a chat, or tokens.
@@ -481,13 +496,19 @@ class LLM(WritingModel):
         found: list[list[float]] = [[] for _ in texts]
         try:
             for turn in turns:
+                turn.steady = True
                 self._session.enter(turn)
-            for place in range(max(map(len, texts)) - 1):
-                for turn, text, scores in zip(turns, texts, found, strict=True):
-                    if place + 1 < len(text):
-                        written = self._session.next(turn)
-                        assert written is not None and written[0] == text[place + 1]
+            rows = list(zip(turns, texts, found, strict=True))
+            while rows := [row for row in rows if len(row[2]) + 1 < len(row[1])]:
+                for turn, text, scores in rows:
+                    written = self._session.next(
+                        turn, wait=turn is rows[0][0]
+                    )  # the oldest waits for none of the others
+                    if written is not None:
+                        assert written[0] == text[len(scores) + 1]
                         scores.append(written[1])
+                    if len(scores) + 1 == len(text):
+                        self._session.leave(turn)
         finally:
             for turn in turns:
                 self._session.leave(turn)

@@ -106,7 +106,7 @@ class Desk:
         def write() -> None:
             given = 0
             try:
-                for text in stream:
+                for text in stream.steadily():
                     tokens = tuple(stream.answer.tokens[given:])
                     if not given:
                         self.metrics.observe("first_token_seconds", time.monotonic() - arrived)

@@ -1,15 +1,17 @@
 """The program of a language model, and which tokens its cache holds: several sequences are written in one step.
 
-A sequence has a slot, a part of the cache, while its answer is written. Steps are of the first 1, 2, 4, ... slots, so answers move
-to the front when others end. Prompts are read a part at a time between steps. When all slots are taken, an answer takes that of the
-one that was not read for the longest time, which reads its tokens again when its turn comes.
+A sequence has a slot while its answer is written: a line of the program's states, and pages of the cache, one more whenever its
+last one is full. Those who begin alike have the same pages, and a page is written only by the one that has it alone. Prompts are
+read a part at a time between steps. When all slots are taken, an answer takes that of the one that was not read for the longest
+time, which reads its tokens again when its turn comes. Where pages run out, what ended answers left goes first, and then the
+youngest answers wait.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lapilli.errors import InvalidFileError, InvalidInputError
-from lapilli.llm.about import IDLE, KNOWN, LONGEST, About, step_name, step_sizes
+from lapilli.llm.about import KNOWN, LONGEST, About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions
 from lapilli.llm.beams import BeamSearch
+from lapilli.llm.page_pool import PagePool
 from lapilli.runtime.futures import Future
 from lapilli.runtime.program import Program
 
@@ -27,8 +30,10 @@ _AHEAD, _AHEAD_ON_HOST = 2, 1
 """Steps that the device has to do while the host reads a token. What is queued at the end of an answer is done in vain."""
 _LEAD = 8
 """Tokens that nobody has read yet, above which an answer waits for its reader."""
-_WORTH_COPYING = 16
-"""Tokens that two prompts begin with alike, from which on they are copied from slot to slot."""
+_WORTH_SHARING = 16
+"""Tokens that two prompts begin with alike, from which on they have them in the same pages."""
+_PAUSE = 0.1
+"""Seconds after which a thread that waits for pages sees whether its answer was abandoned."""
 
 Written = tuple[int, float, list[tuple[int, float]]]
 """A token, its log-probability, and the most likely tokens with theirs."""
@@ -41,13 +46,13 @@ Given = Sequence[NDArray[Any]] | None
 
 
 class Slot:
-    """A part of the cache. line: the program's states of its sequence. cached: the tokens in it, while it has no turn. used: when
-    it was read last. bound: whether some tokens are not allowed in its line. given: what the encoder read for it. timed: whether
-    its line is of an answer with times.
+    """What a sequence has. line: of the program's states. pages: of the cache. cached: the tokens in them, while it has no turn.
+    used: when it was read last. bound: whether some tokens are not allowed in its line. given: what the encoder read for it. timed:
+    whether its line is of an answer with times.
     """
 
     def __init__(self, line: int) -> None:
-        self.line, self.cached = line, list[int]()
+        self.line, self.pages, self.cached = line, list[int](), list[int]()
         self.turn: Turn | None = None
         self.used = 0
         self.bound = self.timed = False
@@ -58,15 +63,11 @@ class Slot:
         """The tokens in it that the host knows."""
         return self.cached if self.turn is None else self.turn.tokens[: self.turn.read]
 
-    @property
-    def filled(self) -> int:
-        """The places in it that are used."""
-        return len(self.cached) if self.turn is None else self.turn.read
-
 
 class Turn:
     """Tokens after others. tokens: the prompt and what is written so far. read: how many tokens of it, known or not, are in the
-    cache.
+    cache. steady: whether somebody reads it without pause, and so can wait for pages. age: since when it is written, a number that
+    grows. parked: whether there were no pages for it.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Turn:
         timed: whether there are times among them.
         """
         self.options, self.seed, self.ends, self.allowed, self.given = options, seed, ends, allowed, given
-        self.timed = timed
+        self.timed, self.steady, self.age, self.parked = timed, False, 0, False
         self.tokens, self.first = list(prompt), len(prompt)
         self.last = self.first + count  # the number of tokens at the end
         self.drawn = options.drawn()
@@ -129,13 +130,14 @@ class _Run:
 
 
 class Session:
-    """Writes the tokens of turns. slots: in the order of their places in the cache. seats: as many as there are slots, for those
-    who want to keep one. read: how many tokens of prompts were computed; those found in the cache were not.
+    """Writes the tokens of turns. seats: as many as there are slots, for those who want to keep one. read: how many tokens of
+    prompts were computed; those found in the cache were not.
     """
 
     def __init__(self, program: Program, about: About) -> None:
-        self.program, self.about = program, about
+        self.program, self.about, self.size = program, about, about.cache
         self.lock = threading.RLock()
+        self.pool = PagePool(self.size.pages)
         self.slots = [Slot(k) for k in range(about.sequences)]
         self.seats = threading.Semaphore(about.sequences)
         self.ahead = _AHEAD_ON_HOST if program.device.type == "cpu" else _AHEAD
@@ -143,11 +145,12 @@ class Session:
         self.steps: list[int] = []  # rows of the last ones; for tests
         self._sizes = step_sizes(about.sequences)
         self._runs: deque[_Run] = deque()
-        self._clock = 0
+        self._clock = self._ages = 0
+        self._room = threading.Condition(self.lock)  # some pages may be free now
 
-    def next(self, turn: Turn) -> Written | None:
-        """The next token of a turn; None if it is abandoned meanwhile. There must be one: less than `last` so far, and none that
-        ends it. Raises InvalidInputError if none is allowed.
+    def next(self, turn: Turn, wait: bool = True) -> Written | None:
+        """The next token of a turn; None if it is abandoned meanwhile, or, unless it is to wait, if older ones need all pages.
+        There must be one: less than `last` so far, and none that ends it. Raises InvalidInputError if none is allowed.
         """
         with self.lock:
             while not turn.unread:
@@ -157,17 +160,21 @@ class Session:
                     raise turn.error
                 self.enter(turn)
                 self._fill()
-                if turn.error is None:
+                if turn.error is None and self._runs:
                     self._take()
+                elif turn.slot is None and turn.error is None:
+                    if not wait:
+                        return None
+                    self._room.wait(_PAUSE)
             if turn.slot is not None:
                 self._clock += 1
                 turn.slot.used = self._clock
             return turn.unread.popleft()
 
     def enter(self, turn: Turn) -> None:
-        """Gives a turn a slot, if it has none."""
+        """Gives a turn a slot, if it has none and need not wait for pages."""
         with self.lock:
-            if turn.slot is None:
+            if turn.slot is None and not self._must_wait(turn):
                 self._enter(turn)
 
     def leave(self, turn: Turn) -> None:
@@ -182,7 +189,8 @@ class Session:
             for slot in self.slots:
                 if slot.turn is not None:
                     self._leave(slot.turn)
-                slot.cached, slot.given = [], None
+                self._drop(slot)
+                slot.given = None
             self._runs.clear()
 
     def embedding(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -190,14 +198,16 @@ class Session:
         with self.lock:
             self._free()
             slot = self._least_useful()
-            slot.cached = []
-            place = np.array([self.slots.index(slot)])
+            self._drop(slot)
+            place = np.array([slot.line])
             given = list(tokens) * 2 if len(tokens) == 1 else list(tokens)  # the method takes two or more
             cuts = [*range(0, len(given), LONGEST), len(given)]
             if cuts[-1] - cuts[-2] == 1:
                 cuts[-2] -= 1
+            self._reserve(slot, None, 0, len(given))
             runs = [self._submit("embed", np.array([given[a:b]]), place, np.array([a])) for a, b in pairwise(cuts)]
             rows = np.concatenate([run.result() for run in runs])[: len(tokens)]
+            self._drop(slot)
         whole: NDArray[np.float32] = rows[-1] if self.about.pooling == "last" else rows.mean(0, dtype=np.float32)
         return whole / max(float(np.linalg.norm(whole)), 1e-12)
 
@@ -219,7 +229,7 @@ class Session:
         for slot in slots:
             if slot.turn is not None:
                 self._leave(slot.turn)
-            slot.cached = []
+            self._drop(slot)
             self._give(slot, given)
             self._mark(slot, timed, allowed is not None)
         for place, token in enumerate(begin[:-1]):
@@ -239,18 +249,21 @@ class Session:
             held = []
             for k in parents:
                 if k in held:
-                    self._move([(slots[k], slots[free[0]], place)])
+                    self._share(slots[k], slots[free[0]], place)
                     k = free.pop(0)
                 held.append(k)
             last = [beam.tokens[-1] for beam in search.running]
+        for slot in slots:
+            self._drop(slot)
 
     def _beams_step(self, rows: Sequence[tuple[int, int]], place: int) -> None:
         """A step of slots with these tokens, all at one place."""
-        size = self._size(max(k for k, _ in rows) + 1)
+        size = self._size(len(rows))
         numbers, limits = self._idle(size)
-        for k, token in rows:
-            numbers[k] = token, place, self.slots[k].line, 0, 0, 0
-            limits[k] = AnswerOptions().drawn()[1]
+        for at, (k, token) in enumerate(rows):
+            self._reserve(self.slots[k], None, place, place + 1)
+            numbers[at] = token, place, self.slots[k].line, 0, 0, 0
+            limits[at] = AnswerOptions().drawn()[1]
         self._submit(step_name(size), numbers, limits)
 
     def alignment(self, given: Given, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -259,10 +272,12 @@ class Session:
             self._free()
             same = (s for s in self.slots if s.turn is None and s.given is given)
             slot = next(same, None) or self._least_useful()
-            slot.cached = []
+            self._drop(slot)
             self._give(slot, given)
-            run = self._submit("align", np.array([tokens]), np.array([self.slots.index(slot)]))
+            self._reserve(slot, None, 0, len(tokens))
+            run = self._submit("align", np.array([tokens]), np.array([slot.line]))
             found: NDArray[np.float32] = run.result()
+            self._drop(slot)
             return found
 
     def check(self) -> None:
@@ -274,9 +289,11 @@ class Session:
     def _leave(self, turn: Turn) -> None:
         slot = turn.slot
         if slot is not None:
-            slot.cached = turn.tokens[: turn.read][: self.about.context - 1]  # idle rows write after it
+            slot.cached = turn.tokens[: turn.read]
             slot.turn = turn.slot = turn.ticket = None
             turn.read = 0
+            self._cut(slot, len(slot.cached))
+            self._room.notify_all()
 
     def _enter(self, turn: Turn) -> None:
         """Finds a slot for a turn, and what of its tokens the cache has."""
@@ -292,13 +309,17 @@ class Session:
             slot = best
         else:
             slot = self._least_useful()
-            if slot is not best and known >= _WORTH_COPYING:
-                self._move([(best, slot, known)])
+            if slot is not best and known >= _WORTH_SHARING:
+                self._share(best, slot, known)
             else:
                 known = common(slot)
+        self._cut(slot, known)
         self._give(slot, turn.given)
         slot.cached, slot.turn = [], turn
         turn.slot, turn.ticket, turn.read = slot, object(), known
+        if not turn.age:
+            self._ages += 1
+            turn.age = self._ages
         if turn.options.repetition_penalty != 1:
             seen = np.zeros(self.about.words, np.int32)
             seen[turn.tokens] = 1
@@ -320,16 +341,10 @@ class Session:
             return
         same = next((s for s in self.slots if s.given is given), None)
         if same is None:
-            self._submit("encode", *given, np.array([self.slots.index(slot)]))
+            self._submit("encode", *given, np.array([slot.line]))
         else:
-            self._carry([(same, slot)])
+            self._submit("carry", np.array([same.line]), np.array([slot.line]))
         slot.given = given
-
-    def _carry(self, copies: Sequence[tuple[Slot, Slot]]) -> None:
-        """Copies what the encoder gave for slots to other ones, one or two at once."""
-        pairs = list(copies) * (2 // len(copies))
-        source, target = (np.array([self.slots.index(pair[k]) for pair in pairs]) for k in (0, 1))
-        self._submit("carry", source, target)
 
     def _free(self) -> None:
         """Sees to it that some slot has no turn."""
@@ -344,30 +359,91 @@ class Session:
     def _least_useful(self) -> Slot:
         return min((s for s in self.slots if s.turn is None), key=lambda s: (len(s.cached) > 0, s.used))
 
-    def _move(self, moves: Sequence[tuple[Slot, Slot, int]]) -> None:
-        """Copies the first places of slots to others, all at once."""
-        of = [np.arange(count) for *_, count in moves]
-        context, place = self.about.context, self.slots.index
-        source = np.concatenate([place(a) * context + n for (a, _, _), n in zip(moves, of, strict=True)])
-        target = np.concatenate([place(b) * context + n for (_, b, _), n in zip(moves, of, strict=True)])
-        if len(source) == 1:  # a method takes two or more
-            source, target = source.repeat(2), target.repeat(2)
-        if len(source):
-            self._submit("move", source, target)
+    # -- pages
 
-    def _to_front(self, rows: Sequence[int]) -> list[int]:
-        """Exchanges slots until no larger step than necessary is needed. rows: those of the next step."""
-        found = sorted(rows)
-        while self._size(found[-1] + 1) > self._size(len(found)):
-            low = next(k for k in range(len(self.slots)) if k not in found)
-            high = found.pop()
-            a, b = self.slots[low], self.slots[high]
-            self._move([(a, b, a.filled), (b, a, b.filled)])
-            if a.given is not None or b.given is not None:
-                self._carry([(a, b), (b, a)])
-            self.slots[low], self.slots[high] = b, a
-            found = sorted([*found, low])
-        return found
+    def _drop(self, slot: Slot) -> None:
+        """Forgets the tokens of a slot that has no turn."""
+        slot.cached = []
+        self._cut(slot, 0)
+
+    def _cut(self, slot: Slot, tokens: int) -> None:
+        """Gives back the pages behind so many tokens."""
+        count = self.size.count(tokens)
+        self.pool.release(slot.pages[count:])
+        del slot.pages[count:]
+
+    def _share(self, source: Slot, target: Slot, tokens: int) -> None:
+        """Lets a slot begin with so many tokens of another one."""
+        pages = self.pool.share(source.pages[: self.size.count(tokens)])
+        self._drop(target)
+        target.pages = pages
+        self._lay(target)
+
+    def _lay(self, slot: Slot) -> None:
+        """Tells the device which pages a slot has."""
+        if self.size.is_paged:
+            rest = [self.size.pages] * (self.size.most - len(slot.pages))  # the spare one, which nobody reads
+            self._submit("lay", np.array([slot.line]), np.array(slot.pages + rest))
+
+    def _reserve(self, slot: Slot, turn: Turn | None, start: int, end: int) -> bool:
+        """Sees to it that tokens from start to end - 1 can be written: whether there are pages for them. turn: as for `_page`."""
+        before, enough = list(slot.pages), True
+        for k in range(start // self.size.page, self.size.count(end)):
+            there = k < len(slot.pages)
+            if there and not self.pool.is_shared(slot.pages[k]):
+                continue
+            page = self._page(turn)
+            if page is None and there and not self.pool.is_shared(slot.pages[k]):
+                continue  # who had it, too, gave it back
+            if page is None:
+                enough = False
+                break
+            if there:
+                self._submit("copy", np.array([slot.pages[k]]), np.array([page]))
+                self.pool.release([slot.pages[k]])
+                slot.pages[k] = page
+            else:
+                slot.pages.append(page)
+        if slot.pages != before:
+            self._lay(slot)
+        return enough
+
+    def _page(self, turn: Turn | None) -> int | None:
+        """A page for a turn; None if all are those of older ones. turn: None, if others have no say."""
+        while True:
+            page = self.pool.take()
+            if page is not None:
+                return page
+            left = [s for s in self.slots if s.turn is None and s.cached]
+            if left:
+                self._drop(min(left, key=lambda s: s.used))
+                continue
+            found = self._next_to_wait(turn)
+            if found is None:
+                return None
+            self._park(found)
+
+    def _next_to_wait(self, turn: Turn | None) -> Turn | None:
+        """Whose pages another turn may take: of one that nobody may be reading, or of the youngest."""
+        others = [(s.used, s.turn) for s in self.slots if s.turn is not None and s.turn is not turn]
+        loose = [(used, other) for used, other in others if turn is None or not other.steady]
+        if loose:
+            return min(loose, key=lambda x: x[0])[1]
+        younger = [other for _, other in others if turn is not None and turn.steady and other.age > turn.age]
+        return max(younger, key=lambda other: other.age, default=None)
+
+    def _park(self, turn: Turn) -> None:
+        """Takes a turn its slot, until there are pages."""
+        self._leave(turn)
+        turn.parked = True
+
+    def _must_wait(self, turn: Turn) -> bool:
+        """Whether a turn that was without pages would be so again before long: all others get another page, too."""
+        others = [s for s in self.slots if s.turn is not None and s.turn is not turn]
+        if not turn.parked or not others or self._next_to_wait(turn) is not None:
+            return False
+        held = {page for s in others for page in s.pages}
+        return self.size.pages - len(held) < self.size.count(len(turn.tokens)) + 1 + len(others)
 
     def _size(self, rows: int) -> int:
         return next(n for n in self._sizes if n >= rows)
@@ -386,12 +462,24 @@ class Session:
                 self._part(max(reading, key=lambda t: t.read > 0))
             if self._runs and _wait_for_others(turns):
                 break
-            wants = [turn for turn in turns if turn.wants_step and self._allow(turn)]
-            rows = [k for k, slot in enumerate(self.slots) if slot.turn in wants]
-            if rows:
-                self._step(self._to_front(rows))
+            wants = self._with_pages(turn for turn in turns if turn.wants_step)
+            wants = [turn for turn in wants if self._allow(turn)]
+            if wants:
+                self._step(wants)
             elif not reading:
                 break
+
+    def _with_pages(self, turns: Iterable[Turn]) -> list[Turn]:
+        """Those that have pages for one token more; others wait for them, the youngest first."""
+        found = []
+        for turn in sorted(turns, key=lambda turn: turn.age):
+            if turn.slot is None:
+                continue  # it gave its pages to an older one
+            if self._reserve(turn.slot, turn, turn.read, turn.read + 1):
+                found.append(turn)
+            else:
+                self._park(turn)
+        return [turn for turn in found if turn.slot is not None]
 
     def _part(self, turn: Turn) -> None:
         """Reads a part of a prompt; the last one gives a token."""
@@ -401,34 +489,32 @@ class Session:
         last = turn.read + len(part) == len(turn.tokens)
         if last and not self._allow(turn):
             return
+        if not self._reserve(slot, turn, turn.read, turn.read + len(part)):
+            self._park(turn)
+            return
         self.read += len(part)
         numbers, limits = self._row(turn, slot, turn.read, len(turn.tokens))
-        place = np.array([self.slots.index(slot)])
-        run = self._submit("prompt", np.array([part]), place, numbers[None], limits[None])
+        run = self._submit("prompt", np.array([part]), np.array([slot.line]), numbers[None], limits[None])
         turn.read += len(part)
         self._runs.append(_Run(run, [(0, turn, self._likely(turn, slot))] if last else []))
 
-    def _step(self, rows: Sequence[int]) -> None:
-        """A token for each of these slots."""
-        size = self._size(rows[-1] + 1)
+    def _step(self, turns: Sequence[Turn]) -> None:
+        """A token for each of these turns."""
+        size = self._size(len(turns))
         self.steps = [*self.steps[-99:], size]
         numbers, limits = self._idle(size)
-        turns = []
-        for k, slot in enumerate(self.slots[:size]):
-            turn = slot.turn
-            if k in rows and turn is not None:
-                numbers[k], limits[k] = self._row(turn, slot, turn.read, turn.read + 1)
-                turns.append((k, turn, slot))
+        rows = [(turn, turn.slot) for turn in turns if turn.slot is not None]
+        for k, (turn, slot) in enumerate(rows):
+            numbers[k], limits[k] = self._row(turn, slot, turn.read, turn.read + 1)
         run = self._submit(step_name(size), numbers, limits)
-        for _, turn, _ in turns:
+        for turn, _ in rows:
             turn.read += 1
-        self._runs.append(_Run(run, [(k, turn, self._likely(turn, slot)) for k, turn, slot in turns]))
+        self._runs.append(_Run(run, [(k, turn, self._likely(turn, slot)) for k, (turn, slot) in enumerate(rows)]))
 
     def _idle(self, size: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Rows that are computed in vain."""
         numbers, limits = np.zeros((size, 6), np.int32), np.ones((size, 4), np.float32)
-        for k, slot in enumerate(self.slots[:size]):
-            numbers[k, :3] = IDLE, min(slot.filled, self.about.context - 1), slot.line
+        numbers[:, 2] = self.size.sequences
         return numbers, limits
 
     def _row(self, turn: Turn, slot: Slot, place: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapilli.llm.about import IDLE, LONGEST, step_name, step_sizes
+from lapilli.llm.about import LONGEST, step_name, step_sizes
 from lapilli.llm.beams import RANKED
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.encoder_decoder import EncoderDecoder
@@ -20,11 +20,12 @@ ALTERNATIVES = 20
 class TokenMethods(nn.Module):
     """What all models that write have. Last tokens are states, so that a step needs nothing from the host.
 
-    A sequence has a line of the states: the last token, its logits, which tokens were seen, and which are allowed (a bit for each,
-    32 in a word). Methods that choose take a row of integers and one of numbers for each sequence:
+    A sequence has a line of the states: the last token, its logits, which tokens were seen, which are allowed (a bit for each, 32
+    in a word), and where its keys and values lie. Rows that are computed in vain have the line behind those of all sequences.
+    Methods that
+    choose take a row of integers and one of numbers for each sequence:
 
-        int32: the token, or KNOWN: that of the line, or IDLE: the row is computed in vain; position; line; top_k; and two numbers
-            from which its draw follows
+        int32: the token, or KNOWN: that of the line; position; line; top_k; and two numbers from which its draw follows
         float32: temperature; top_p; floor; penalty
 
     and return tokens [n] and their log-probabilities [n] by the model's own logits. floor: only logits that are at most this much
@@ -35,9 +36,9 @@ class TokenMethods(nn.Module):
     def __init__(self, model: Decoder | EncoderDecoder) -> None:
         super().__init__()
         self.model = model
-        words, lines = model.shape.words, model.sequences
+        words, lines = model.shape.words, model.size.lines
         self.token = nn.Buffer(torch.zeros(lines, dtype=torch.int64))
-        self.seen = nn.Buffer(torch.zeros(lines * words + 1, dtype=torch.int32))  # the last one: of idle rows
+        self.seen = nn.Buffer(torch.zeros(lines * words, dtype=torch.int32))
         self.allowed = nn.Buffer(torch.full((lines, -(-words // 32)), -1, dtype=torch.int32))
         self.logits = nn.Buffer(torch.zeros(lines, words))
 
@@ -48,14 +49,13 @@ class TokenMethods(nn.Module):
         return self._next(self._kept(logits, row[:, 1] + (tokens.shape[1] - 1), row[:, 2]), row, numbers, limits)
 
     def step(self, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-        """Row b is the next token of sequence b."""
+        """Each row is the next token of its line."""
         row = numbers.long()
         given, position, line, words = row[:, 0], row[:, 1], row[:, 2], self.model.shape.words
         known = self.token.index_select(0, line)
         tokens = torch.where(given >= 0, given, known)
-        at = torch.where(given == IDLE, self.seen.shape[0] - 1, line * words + tokens)
-        self.seen.index_copy_(0, at, torch.ones(len(row), dtype=torch.int32))
-        logits = self.model.step(tokens, position).float()
+        self.seen.index_copy_(0, line * words + tokens, torch.ones(len(row), dtype=torch.int32))
+        logits = self.model.step(tokens, position, line).float()
         return self._next(self._kept(logits, position, line), row, numbers, limits)
 
     def likely(self, most: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,6 +75,14 @@ class TokenMethods(nn.Module):
         """Sets which tokens can be chosen: bits, int32 [words / 32, rounded up]."""
         self.allowed.index_copy_(0, line, allowed[None])
 
+    def lay(self, line: Tensor, pages: Tensor) -> None:
+        """As `PageTable.lay`."""
+        self.model.lay(line, pages)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """As `Cache.copy`, in all layers."""
+        self.model.copy(source, target)
+
     def _kept(self, logits: Tensor, position: Tensor, line: Tensor) -> Tensor:
         """Keeps the logits [n, words] of the tokens after those at positions [n], and returns them."""
         self.logits.index_copy_(0, line, logits)
@@ -86,16 +94,15 @@ class TokenMethods(nn.Module):
         return torch.where((bits & 1).flatten(1)[:, : self.model.shape.words] != 0, scores, -torch.inf)
 
     def _next(self, logits: Tensor, row: Tensor, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-        given, line, words = row[:, 0], row[:, 2], self.model.shape.words
+        line, words = row[:, 2], self.model.shape.words
         temperature, top_p, floor, penalty = limits.unbind(1)
-        seen = self.seen[:-1].view(-1, words).index_select(0, line)
+        seen = self.seen.view(-1, words).index_select(0, line)
         repeated = torch.where(logits > 0, logits / penalty[:, None], logits * penalty[:, None])
         wanted = torch.where(seen > 0, repeated, logits)
         wanted = self._allowed(wanted, line)
         wanted = torch.where(wanted >= wanted.amax(-1, keepdim=True) + floor[:, None], wanted, -torch.inf)
         token = next_token(wanted, temperature, row[:, 3], top_p, numbers[:, 4:])
-        kept = torch.where(given == IDLE, self.token.index_select(0, line), token)
-        self.token.index_copy_(0, line, kept)
+        self.token.index_copy_(0, line, token)
         return token, logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
 
 
@@ -107,10 +114,6 @@ class DecoderMethods(TokenMethods):
     def embed(self, tokens: Tensor, sequence: Tensor, start: Tensor) -> Tensor:
         """What the head would read of each token, [n, width]; arguments as for `prompt`, start: int64 [1]."""
         return self.model.hidden(tokens, start, sequence)[0].float()
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """As `Decoder.move`."""
-        self.model.move(source, target)
 
 
 class EncoderDecoderMethods(TokenMethods):
@@ -125,8 +128,8 @@ class EncoderDecoderMethods(TokenMethods):
     def __init__(self, model: EncoderDecoder, untimed: int | None = None) -> None:
         super().__init__(model)
         self.untimed = untimed
-        self.timed = nn.Buffer(torch.zeros(model.sequences, dtype=torch.int64))
-        self.whole = nn.Buffer(torch.zeros(model.sequences))
+        self.timed = nn.Buffer(torch.zeros(model.size.lines, dtype=torch.int64))
+        self.whole = nn.Buffer(torch.zeros(model.size.lines))
 
     def encode(self, tokens: Tensor, count: Tensor, sequence: Tensor) -> None:
         """As `EncoderDecoder.encode`."""
@@ -135,10 +138,6 @@ class EncoderDecoderMethods(TokenMethods):
     def encode_spectrum(self, spectrum: Tensor, sequence: Tensor) -> None:
         """As `EncoderDecoder.encode_spectrum`."""
         self.model.encode_spectrum(spectrum, sequence)
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """As `EncoderDecoder.move`."""
-        self.model.move(source, target)
 
     def carry(self, source: Tensor, target: Tensor) -> None:
         """As `EncoderDecoder.carry`."""
@@ -173,28 +172,26 @@ class EncoderDecoderMethods(TokenMethods):
         return torch.where(timed[:, None] & (torch.arange(scores.shape[1]) < first), -torch.inf, scores)
 
 
-def methods(model: Decoder, context: int) -> dict[str, Any]:
+def methods(model: Decoder) -> dict[str, Any]:
     """The methods, as `lapilli.compile` takes them."""
     writer = DecoderMethods(model).requires_grad_(False).eval()
-    found, first = _writing(writer, context), torch.zeros(1, dtype=torch.int64)
-    found["embed"] = (writer.embed, (torch.zeros(1, 8, dtype=torch.int64), first, first), (_count(context), None, None))
-    if model.sequences > 1:
-        found["move"] = _moving(writer, context)
+    found, first = _writing(writer), torch.zeros(1, dtype=torch.int64)
+    count = _count(model.size.context)
+    found["embed"] = (writer.embed, (torch.zeros(1, 8, dtype=torch.int64), first, first), (count, None, None))
     return found
 
 
 def encoder_decoder_methods(model: EncoderDecoder, untimed: int | None = None) -> dict[str, Any]:
     """The same of an encoder and a decoder. untimed: as for `EncoderDecoderMethods`."""
     writer = EncoderDecoderMethods(model, untimed).requires_grad_(False).eval()
-    found, first = _writing(writer, model.context), torch.zeros(1, dtype=torch.int64)
+    found, first = _writing(writer), torch.zeros(1, dtype=torch.int64)
     found["ranked"] = (writer.ranked, (torch.zeros(min(RANKED, model.shape.words)), first))
-    if model.sequences > 1:
-        found["move"] = _moving(writer, model.context)
-        found["carry"] = (writer.carry, (torch.arange(2), torch.arange(2)))
+    if model.size.is_paged:
+        found["carry"] = (writer.carry, (first, first))
     if untimed is not None:
         found["time"] = (writer.time, (first, first))
     if model.shape.alignment:
-        given = {1: torch.export.Dim("written", min=2, max=model.context)}
+        given = {1: torch.export.Dim("written", min=2, max=model.size.context)}
         found["align"] = (writer.align, (torch.zeros(1, 8, dtype=torch.int64), first), (given, None))
     if model.shape.bins:
         spectrum = torch.zeros(1, model.shape.bins, 2 * model.places)
@@ -204,17 +201,11 @@ def encoder_decoder_methods(model: EncoderDecoder, untimed: int | None = None) -
     return found | {"encode": (writer.encode, tokens, (count, None, None))}
 
 
-def _moving(writer: DecoderMethods | EncoderDecoderMethods, context: int) -> Any:
-    """The method `move`."""
-    places, at = {0: torch.export.Dim("places", min=2, max=2 * context)}, torch.arange(8)
-    return writer.move, (at, at), (places, places)
-
-
 def _count(context: int) -> dict[int, Any]:
     return {1: torch.export.Dim("tokens", min=2, max=min(context, LONGEST))}
 
 
-def _writing(writer: TokenMethods, context: int) -> dict[str, Any]:
+def _writing(writer: TokenMethods) -> dict[str, Any]:
     """The methods that all have."""
     tokens, first = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     model, words = writer.model, writer.model.shape.words
@@ -224,8 +215,13 @@ def _writing(writer: TokenMethods, context: int) -> dict[str, Any]:
         numbers[:, 2] = torch.arange(n)
         return numbers, limits
 
-    found: dict[str, Any] = {"prompt": (writer.prompt, (tokens, first, *rows(1)), (_count(context), None, None, None))}
-    found |= {step_name(n): (writer.step, rows(n)) for n in step_sizes(model.sequences)}
+    found: dict[str, Any] = {
+        "prompt": (writer.prompt, (tokens, first, *rows(1)), (_count(model.size.context), None, None, None))
+    }
+    found |= {step_name(n): (writer.step, rows(n)) for n in step_sizes(model.size.sequences)}
+    if model.size.is_paged:
+        found["lay"] = (writer.lay, (first, torch.zeros(model.size.most, dtype=torch.int64)))
+        found["copy"] = (writer.copy, (first, first))
     return found | {
         "likely": (writer.likely, (torch.zeros(min(ALTERNATIVES, words)), first)),
         "remember": (writer.remember, (first, torch.zeros(words, dtype=torch.int32))),

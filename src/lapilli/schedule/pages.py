@@ -1,5 +1,5 @@
 """Keys and values of attention that lie in pages of a cache: `cache[table].transpose(1, 2).flatten(2, 3)` (Kwon et al.,
-"PagedAttention", 2023). Kernels of attention read them where they are.
+"PagedAttention", 2023), or `cache[lines]`, whose pages are whole sequences. Kernels of attention read them where they are.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.ir.axes import split
-from lapilli.ir.expr import index, loads, reads, substitute
+from lapilli.ir.expr import Expr, Load, index, load, loads, reads, substitute
 from lapilli.ir.integer import Atom, Indirect, Int, Remainder, Var, as_int, of, product
 from lapilli.ir.node import Attention, Map, Node
 from lapilli.schedule.views import chase
@@ -50,8 +50,18 @@ def in_pages(note: Attention, views: Mapping[int, Map] | None = None) -> tuple[P
     k, v = (_paged(x, outer, batch, views) for x in (note.k, note.v))
     if k is None or v is None or k[1].rows != v[1].rows:
         return None
-    same = substitute(k[1].number, {k[1].page: of(v[1].page)}) == v[1].number
-    return (k[0], v[0], v[1]) if same else None
+    numbers = (_read(number, views) for number in (substitute(k[1].number, {k[1].page: of(v[1].page)}), v[1].number))
+    return (k[0], v[0], v[1]) if len({*numbers}) == 1 else None
+
+
+def _read(number: Int, views: Mapping[int, Map] | None) -> Int:
+    """A number whose loads are of values that are no views."""
+
+    def through(ld: Load) -> Expr | None:
+        root, at = chase(ld.node, ld.index, views)
+        return None if root is ld.node else load(root, tuple(_read(i, views) for i in at))
+
+    return substitute(number, {}, through)
 
 
 def _paged(x: Node, outer: Var, batch: Sequence[Int], views: Mapping[int, Map] | None) -> tuple[Paged, Pages] | None:
@@ -62,11 +72,11 @@ def _paged(x: Node, outer: Var, batch: Sequence[Int], views: Mapping[int, Map] |
     at = [as_int(0) if size == 1 else i for size, i in zip(x.shape[:-3], places.values(), strict=True)]
     root, place = chase(x, (*at, *(as_int(0) if a.extent == 1 else of(a) for a in (head, n, column))), views)
     sizes = {rows for i in place for rows in _remainders(i, n)}
-    if len(sizes) != 1:
+    rows = n.extent.value if not sizes else sizes.pop()
+    if sizes or not rows:
         return None
-    rows = sizes.pop()
     page, within = Var("page", n.extent // rows), Var("within", as_int(rows))
-    mapping: dict[Atom, Int] = {n: of(page) * rows + of(within)}
+    mapping: dict[Atom, Int] = {n: (of(page) * rows if page.extent != 1 else 0) + of(within)}
     place = tuple(substitute(i, mapping) for i in place)
     numbers = [a for i in place for a in i.computed]
     if len(numbers) != 1 or any(reads(of(numbers[0]), a) for a in (head, within, column)):

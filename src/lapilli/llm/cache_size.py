@@ -1,0 +1,55 @@
+"""How large the cache of a language model is, and how it is divided: what its program and who runs it must agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PAGE = 64
+"""Tokens whose keys and values lie together. Attention takes tiles of so many or fewer."""
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """sequences: how many are written at once. context: the tokens of the longest. tokens: of all together, None: room for all.
+
+    Keys and values lie in pages, and a table says which ones a sequence has: its line. A single sequence has one page. Of more,
+    there is a line and a page that nobody reads, for rows that are computed in vain.
+    """
+
+    sequences: int
+    context: int
+    tokens: int | None = None
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether there is a table."""
+        return self.sequences > 1
+
+    @property
+    def page(self) -> int:
+        """Tokens of a page."""
+        return min(PAGE, self.context) if self.is_paged else self.context
+
+    @property
+    def most(self) -> int:
+        """Pages of a sequence at most."""
+        return self.count(self.context)
+
+    @property
+    def pages(self) -> int:
+        """Pages of all sequences together."""
+        return self.sequences * self.most if self.tokens is None else max(self.count(self.tokens), self.most)
+
+    @property
+    def spare(self) -> int:
+        """Pages, and lines, for rows that are computed in vain."""
+        return int(self.is_paged)
+
+    @property
+    def lines(self) -> int:
+        """Rows of the table, and of all other states that sequences have."""
+        return self.sequences + self.spare
+
+    def count(self, tokens: int) -> int:
+        """Pages of so many tokens."""
+        return -(-tokens // self.page)
