@@ -34,8 +34,8 @@ from lapilli.ir.node import Attention, Matmul, Node, in_state
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.pages import Paged, Pages, in_pages
+from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
-from lapilli.schedule.views import chase
 from lapilli.target import QUADS, UNITS, VOTES
 
 _KEYS = 32  # of a tile

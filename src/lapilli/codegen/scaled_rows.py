@@ -18,8 +18,8 @@ from lapilli.ir.narrow import OPERATIONS
 from lapilli.ir.node import Matmul, Node, Reduce
 from lapilli.schedule.fuse_reductions import RowFusion
 from lapilli.schedule.realize import as_var
+from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
-from lapilli.schedule.views import chase
 
 _CHEAP = 8
 """Operations for each element that are repeated for each column, beside its product."""

@@ -24,8 +24,8 @@ from lapilli.schedule.copies import insert_copies, without_unread
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Draft, Schedule, draft, finish
 from lapilli.schedule.realize import Realized, operand_indices
+from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
-from lapilli.schedule.views import chase
 from lapilli.target import Target
 
 

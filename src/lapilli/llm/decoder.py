@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, UNPACK
 from lapilli.llm.blocks import BlockedMatrix, Parameter
-from lapilli.llm.cache import Cache, PageTable, Places
 from lapilli.llm.cache_size import CacheSize
+from lapilli.llm.paged_cache import Cache, PageTable, Places
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lapilli.llm.cache import Cache, PageTable, Places
 from lapilli.llm.cache_size import CacheSize
 from lapilli.llm.decoder import Linear, Norm, Weight
+from lapilli.llm.paged_cache import Cache, PageTable, Places
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 

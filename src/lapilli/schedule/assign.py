@@ -17,8 +17,8 @@ from lapilli.ir.node import Constant, Convolution, Input, Node, State
 from lapilli.schedule.access_cost import AccessCost
 from lapilli.schedule.layout import Layout, channels_last, estimate
 from lapilli.schedule.realize import operand_indices
+from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
-from lapilli.schedule.views import chase
 
 _SWEEPS = 3
 _FOLLOWERS = 32  # values that change with one at most

@@ -11,7 +11,7 @@ from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
 from lapilli.schedule.encoding import DENSE, Encoding
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import operand_indices
-from lapilli.schedule.views import chase, is_affine
+from lapilli.schedule.roots import chase, is_affine
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from lapilli.ir.ranges import Ranges
 from lapilli.lower.codes import code_of
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import is_weight
+from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
-from lapilli.schedule.views import chase
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lapilli.ir.axes import split
 from lapilli.ir.expr import Expr, Load, index, load, loads, reads, substitute
 from lapilli.ir.integer import Atom, Indirect, Int, Remainder, Var, as_int, of, product
 from lapilli.ir.node import Attention, Map, Node
-from lapilli.schedule.views import chase
+from lapilli.schedule.roots import chase
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lapilli.ir.node import Attention, Constant, Convolution, Graph, Input, Map,
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.pages import in_pages
-from lapilli.schedule.views import chase, is_affine
+from lapilli.schedule.roots import chase, is_affine
 
 
 @dataclass

@@ -15,7 +15,7 @@ from lapilli.ir.expr import Expr, Load, cast_to, index, load, loads, rewrite, su
 from lapilli.ir.integer import Atom, Int, as_int, of, product
 from lapilli.ir.node import Map, Node, State, Update, operands
 from lapilli.schedule.layout import estimate
-from lapilli.schedule.views import chase
+from lapilli.schedule.roots import chase
 
 _LONGEST = 64
 """Reads of maps, between a state and its update, that are followed."""
