@@ -1,6 +1,6 @@
 """The decoder of a language model, in plain PyTorch: Llama and its relatives, which differ in numbers, biases and norms.
 
-Keys and values are kept in a `Cache` for each layer.
+Keys and values are kept in a `PagedCache` for each layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, UNPACK
 from lapilli.llm.blocks import BlockedMatrix, Parameter
 from lapilli.llm.cache_size import CacheSize
-from lapilli.llm.paged_cache import Cache, PageTable, Places
+from lapilli.llm.paged_cache import PagedCache, PageTable, Places
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Block(nn.Module):
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
         self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
-        self.cache = Cache(size, shape.groups, shape.size, cached)
+        self.cache = PagedCache(size, shape.groups, shape.size, cached)
 
     def forward(
         self,
@@ -324,7 +324,7 @@ class Decoder(nn.Module):
         self.pages.lay(line, pages)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """As `Cache.copy`, in all layers."""
+        """As `PagedCache.copy`, in all layers."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.cache.copy(source, target)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lapilli.llm.cache_size import CacheSize
 from lapilli.llm.decoder import Linear, Norm, Weight
-from lapilli.llm.paged_cache import Cache, PageTable, Places
+from lapilli.llm.paged_cache import PagedCache, PageTable, Places
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
@@ -176,7 +176,7 @@ class DecoderLayer(nn.Module):
         self.cross = Attending(shape, tensors, f"{prefix}cross_attn_")
         self.network = Network(shape, tensors, f"{prefix}ffn_")
 
-        self.cache = Cache(size, shape.heads, shape.size, cached)
+        self.cache = PagedCache(size, shape.heads, shape.size, cached)
         given = size.sequences, shape.heads, places, shape.size
         self.cross_keys, self.cross_values = (
             nn.Buffer(torch.zeros(given, dtype=cached), persistent=False) for _ in range(2)
@@ -346,7 +346,7 @@ class EncoderDecoder(nn.Module):
         self.pages.lay(line, pages)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """As `Cache.copy`, in all layers."""
+        """As `PagedCache.copy`, in all layers."""
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
             layer.cache.copy(source, target)

@@ -13,7 +13,7 @@ Places = tuple[Tensor, Tensor]
 """Where tokens lie: the numbers of their pages [n], and which tokens of these pages they are [n]."""
 
 
-class Cache(nn.Module):
+class PagedCache(nn.Module):
     """Keys and values of a layer: [pages, heads, tokens of a page, size]."""
 
     def __init__(self, size: CacheSize, heads: int, width: int, dtype: torch.dtype) -> None:

@@ -80,7 +80,7 @@ class TokenMethods(nn.Module):
         self.model.lay(line, pages)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """As `Cache.copy`, in all layers."""
+        """As `PagedCache.copy`, in all layers."""
         self.model.copy(source, target)
 
     def _kept(self, logits: Tensor, position: Tensor, line: Tensor) -> Tensor:
