@@ -426,7 +426,7 @@ class Session:
     def _next_to_wait(self, turn: Turn | None) -> Turn | None:
         """Whose pages another turn may take: of one that nobody may be reading, or of the youngest."""
         others = [(s.used, s.turn) for s in self.slots if s.turn is not None and s.turn is not turn]
-        loose = [(used, other) for used, other in others if turn is None or not other.steady]
+        loose = [(used, other) for used, other in others if turn is None or other.over or not other.steady]
         if loose:
             return min(loose, key=lambda x: x[0])[1]
         younger = [other for _, other in others if turn is not None and turn.steady and other.age > turn.age]
