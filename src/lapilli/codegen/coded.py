@@ -518,6 +518,12 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     )
 
 
+def are_scaled(m: Coded, count: int) -> bool:
+    """Whether elements are codes times a scale that so many neighbours share, and nothing else."""
+    value, _ = _hoisted(m, count)
+    return _factored(value, m.code)[0] is cast_to(m.code, DType.float32) and not _apart(value, m.code)
+
+
 def _half_scale(m: Coded, value: Expr, shared: Sequence[Load]) -> str | None:
     """The text of what eight neighbours' codes are multiplied by, if that is all, in half precision, and results are halves."""
     numbers, scale = _factored(value, m.code)
