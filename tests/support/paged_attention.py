@@ -38,7 +38,7 @@ class Paged(nn.Module):
             cache[table.index_select(0, line)].transpose(1, 2).flatten(2, 3)
             for cache, table in ((self.keys, self.table), (self.values, self.other))
         )
-        mask = self.places <= (last[:, None] - torch.arange(q.shape[2] - 1, -1, -1))[..., None]
+        mask = self.places <= (last[:, None] - torch.arange(q.shape[2] - 1, -1, -1, device=q.device))[..., None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=q.shape[1] != k.shape[1])
 
 
