@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import as_gpu
 import pytest
@@ -21,11 +22,15 @@ def test_random_pages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     r, _ = random.Random(seed), torch.manual_seed(seed)
     half, page, most = r.random() < 0.4, r.choice([1, 3, 16, 64]), r.randint(1, 6)
     size, width = (r.choice([8, 32, 64]) for _ in range(2))
-    m = Paged(r.randint(most, 20), r.choice([1, 3]), page, size, width, 5, most, half, two=r.random() < 0.1)
-    queries = r.choice([n for n in (1, 2, 5, 40) if n <= page * most])
+    first = r.choice([0, 0, 0, r.randint(0, page * most - 1)])
+    options: dict[str, Any] = dict(two=r.random() < 0.1, first=first, nested=r.random() < 0.3)
+    options["end"] = r.choice([None, r.randint(first + 1, page * most)])
+    m = Paged(r.randint(most, 20), r.choice([1, 3]), page, size, width, 5, most, half, **options)
+    queries = r.choice([n for n in (1, 2, 5, 40) if n <= len(m.places)])
     given = arguments(m, r.choice([1, 4]), r.choice([1, 2]), queries)
     target = "gpu-fp16" if half else r.choice(["cpu-fp32", "gpu-fp32", "any-fp32"])
-    if m.other is m.table and page > 1 and target != "any-fp32":  # else all is copied, or multiplied by weights of zero
+    in_place = m.other is m.table and page > 1 and not first  # else it is copied
+    if in_place and target != "any-fp32":  # which multiplies by weights of zero
         hidden(m, given)
     with lapilli.compile(m, given, target=target, precision="fp16" if half else "fp32", fallback="error") as p:
         found = p(*given)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lapilli.ir.axes import split
 from lapilli.ir.expr import Expr, Load, index, load, loads, reads, substitute
-from lapilli.ir.integer import Atom, Indirect, Int, Remainder, Var, as_int, of, product
+from lapilli.ir.integer import Atom, Indirect, Int, Remainder, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Attention, Map, Node
 from lapilli.schedule.roots import chase
 
@@ -68,15 +68,16 @@ def _paged(x: Node, outer: Var, batch: Sequence[Int], views: Mapping[int, Map] |
     if len(batch) < 2 or x.rank != len(batch) + 2:
         return None
     head, n, column = (Var(name, size) for name, size in zip(("h", "n", "d"), x.shape[-3:], strict=True))
-    places = split(of(outer), [Var(f"o{d}", size) for d, size in enumerate(batch[:-1])])
-    at = [as_int(0) if size == 1 else i for size, i in zip(x.shape[:-3], places.values(), strict=True)]
+    axes = [Var(f"o{d}", size) for d, size in enumerate(batch[:-1])]
+    places = split(of(outer), axes)
+    at = [as_int(0) if size == 1 else places[a] for size, a in zip(x.shape[:-3], axes, strict=True)]
     root, place = chase(x, (*at, *(as_int(0) if a.extent == 1 else of(a) for a in (head, n, column))), views)
     sizes = {rows for i in place for rows in _remainders(i, n)}
-    rows = n.extent.value if not sizes else sizes.pop()
-    if sizes or not rows:
+    rows = max(sizes, default=n.extent.value)
+    if len(sizes) > 1 or not rows:
         return None
-    page, within = Var("page", n.extent // rows), Var("within", as_int(rows))
-    mapping: dict[Atom, Int] = {n: (of(page) * rows if page.extent != 1 else 0) + of(within)}
+    page, within = Var("page", ceildiv(n.extent, rows)), Var("within", as_int(rows))
+    mapping: dict[Atom, Int] = {n: of(page) * rows + of(within) if sizes else of(within)}
     place = tuple(substitute(i, mapping) for i in place)
     numbers = [a for i in place for a in i.computed]
     if len(numbers) != 1 or any(reads(of(numbers[0]), a) for a in (head, within, column)):
