@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from language_models import made, save_folder
+from starlette.testclient import TestClient
 
 import lapilli
 from lapilli.llm import LLM
 from lapilli.llm.from_source import build, read
+from lapilli.llm.server import application
 from lapilli.llm.session import Session
 
 CONTEXT, SEQUENCES, CACHE = 160, 4, 256  # pages of 64: three of a sequence, four in all
@@ -54,7 +56,7 @@ def test_the_cache_is_as_large_as_it_was_asked_for(lm: LLM) -> None:
     assert caches and all(shape[0] == 5 and shape[2] == 64 for shape in caches)
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_answers_are_those_that_are_written_alone(lm: LLM, seed: int) -> None:
     """Prompts that begin alike or not, streams that are read in any order, cut short or left, and lists of prompts between them."""
@@ -123,6 +125,33 @@ def test_threads_wait_for_pages(lm: LLM) -> None:
     assert len(found) == SEQUENCES and is_consistent(lm._session)
     assert lm._session.read - before < 3 * SEQUENCES * 150  # nobody reads everything again for each token
     assert [found[k] for k in range(SEQUENCES)] == [alone(lm, g) for g in given]
+
+
+def test_a_server_answers_more_than_there_is_memory_for(lm: LLM) -> None:
+    """Six requests at once, of which one and a half fit; each answer is the one that is written alone."""
+    bodies = [{"prompt": [k, *range(60)], "max_tokens": 80, "temperature": 2.0, "seed": k} for k in range(6)]
+    found: dict[int, str] = {}
+    with TestClient(application(lm), base_url="http://localhost") as client:
+
+        def ask(k: int) -> None:
+            found[k] = client.post("/v1/completions", json=bodies[k]).json()["choices"][0]["text"]
+
+        lm._session.forget()
+        before = lm.cache().waits_total
+        threads = [threading.Thread(target=ask, args=(k,)) for k in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        numbers = dict(line.split() for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
+    use = lm.cache()
+    assert use.tokens == 256 and 0 < use.tokens_held <= 256 and use.tokens_held % 64 == 0
+    assert before < use.waits_total < before + 60
+    assert float(numbers["lapilli_cache_tokens"]) == 256
+    assert float(numbers["lapilli_cache_waits_total"]) == use.waits_total
+    for k, body in enumerate(bodies):
+        lm._session.forget()
+        assert lm.generate(**body).text == found[k]
 
 
 def test_a_waiting_answer_can_be_abandoned(lm: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from lapilli.llm.answer_options import Choices
 from lapilli.llm.beams import Beams
+from lapilli.llm.cache_size import CacheUse
 from lapilli.llm.language_model import LLM, Answer, AnswerStream, Token
 from lapilli.llm.sequence_to_sequence import SequenceToSequence
 from lapilli.llm.transcriber import Passage, Phrase, Transcriber, Transcription
@@ -12,6 +13,7 @@ __all__ = [
     "Answer",
     "AnswerStream",
     "Beams",
+    "CacheUse",
     "Choices",
     "Passage",
     "Phrase",

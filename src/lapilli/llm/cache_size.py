@@ -9,6 +9,17 @@ PAGE = 64
 
 
 @dataclass(frozen=True)
+class CacheUse:
+    """tokens: whose keys and values there is room for. tokens_held: those of answers, and of what ended ones left, in whole pages.
+    waits_total: how often an answer gave its pages to an older one, and read its tokens again.
+    """
+
+    tokens: int
+    tokens_held: int
+    waits_total: int
+
+
+@dataclass(frozen=True)
 class CacheSize:
     """sequences: how many are written at once. context: the tokens of the longest. tokens: of all together, None: room for all.
 

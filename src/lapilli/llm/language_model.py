@@ -20,6 +20,7 @@ from lapilli.errors import CompileError, InvalidFileError, InvalidInputError
 from lapilli.llm.about import About, step_name, step_sizes
 from lapilli.llm.about_encoder import KEY as ENCODER_KEY
 from lapilli.llm.answer_options import AnswerOptions, Choices
+from lapilli.llm.cache_size import CacheUse
 from lapilli.llm.grammar import Grammar, Grammars
 from lapilli.llm.session import Allowed, Given, Session, Turn, bits_of
 from lapilli.llm.stopping import Reader
@@ -272,6 +273,10 @@ class WritingModel(Closing):
     def memory(self) -> MemoryInfo:
         """Device memory that the model occupies now, in bytes."""
         return self.program.memory()
+
+    def cache(self) -> CacheUse:
+        """How much of the memory for keys and values is taken, in tokens."""
+        return self._session.use()
 
     def check(self) -> None:
         """Raises DeviceLostError if the device does not work any more: runs a method that changes nothing."""

@@ -12,6 +12,9 @@ _HELP = {
     "request_seconds": ("summary", "Time of answers, from the request's arrival to the last token."),
     "first_token_seconds": ("summary", "Time from a request's arrival to its first token."),
     "requests_waiting": ("gauge", "Requests that are written or wait for it."),
+    "cache_tokens": ("gauge", "Tokens whose keys and values there is room for."),
+    "cache_tokens_held": ("gauge", "Those of answers, and of what ended ones left, in whole pages."),
+    "cache_waits_total": ("counter", "How often an answer gave its pages to an older one, and read its tokens again."),
 }
 
 
@@ -26,6 +29,11 @@ class Metrics:
         """To a counter."""
         with self._lock:
             self._values[name, labels] += value
+
+    def put(self, name: str, value: float) -> None:
+        """Instead of what a number was."""
+        with self._lock:
+            self._values[name, ""] = value
 
     def observe(self, name: str, seconds: float) -> None:
         """To a summary."""

@@ -210,6 +210,8 @@ def application(
         return JSONResponse({"status": "ok"})
 
     async def numbers(_: Request) -> Response:
+        for name, value in vars(model.cache()).items():
+            metrics.put(f"cache_{name}", value)
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def unknown(request: Request, error: Exception) -> Response:

@@ -22,6 +22,7 @@ from lapilli.errors import InvalidFileError, InvalidInputError
 from lapilli.llm.about import KNOWN, LONGEST, About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions
 from lapilli.llm.beams import BeamSearch
+from lapilli.llm.cache_size import CacheUse
 from lapilli.llm.page_pool import PagePool
 from lapilli.runtime.futures import Future
 from lapilli.runtime.program import Program
@@ -145,7 +146,7 @@ class Session:
         self.steps: list[int] = []  # rows of the last ones; for tests
         self._sizes = step_sizes(about.sequences)
         self._runs: deque[_Run] = deque()
-        self._clock = self._ages = 0
+        self._clock = self._ages = self._waits = 0
         self._room = threading.Condition(self.lock)  # some pages may be free now
 
     def next(self, turn: Turn, wait: bool = True) -> Written | None:
@@ -279,6 +280,11 @@ class Session:
             found: NDArray[np.float32] = run.result()
             self._drop(slot)
             return found
+
+    def use(self) -> CacheUse:
+        """What of the cache is taken."""
+        page, pages = self.size.page, self.size.pages
+        return CacheUse(pages * page, (pages - self.pool.free) * page, self._waits)
 
     def check(self) -> None:
         """Runs a method that changes no state. Raises DeviceLostError if the device is lost."""
@@ -436,6 +442,7 @@ class Session:
         """Takes a turn its slot, until there are pages."""
         self._leave(turn)
         turn.parked = True
+        self._waits += 1
 
     def _must_wait(self, turn: Turn) -> bool:
         """Whether a turn that was without pages would be so again before long: all others get another page, too."""
