@@ -22,9 +22,10 @@ from lapilli.llm.about_encoder import KEY as ENCODER_KEY
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.cache_size import CacheUse
 from lapilli.llm.grammar import Grammar, Grammars
-from lapilli.llm.session import Allowed, Given, Session, Turn, bits_of
+from lapilli.llm.session import Session
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
+from lapilli.llm.turn import Allowed, Given, Turn, bits_of
 from lapilli.player import MemoryInfo
 from lapilli.runtime.closing import Closing
 from lapilli.runtime.compiler_packages import require_compiler

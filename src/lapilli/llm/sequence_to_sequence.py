@@ -16,7 +16,7 @@ from lapilli.llm.about_encoder import AboutEncoder
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.beams import RANKED, Beams, BeamSearch
 from lapilli.llm.language_model import Answer, AnswerStream, Token, WritingModel, closed_if_refused
-from lapilli.llm.session import Allowed, Given
+from lapilli.llm.turn import Allowed, Given
 from lapilli.runtime.program import Program
 
 _PADDING = 0

@@ -9,8 +9,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lapilli.llm.session import bits_of
-
 STEP = 0.02
 """Seconds from one time to the next."""
 

@@ -17,9 +17,9 @@ from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.beams import Beams
 from lapilli.llm.language_model import Answer, AnswerStream
 from lapilli.llm.sequence_to_sequence import EncodingModel, beams_of
-from lapilli.llm.session import Given, Turn, bits_of
 from lapilli.llm.sound import HOP, RATE, checked, log_mel, read_wav, windows
 from lapilli.llm.times import STEP, Times
+from lapilli.llm.turn import Given, Turn, bits_of
 from lapilli.llm.words import Word, ends_of_tokens, words_of
 
 Audio = str | os.PathLike[str] | NDArray[np.floating[Any]]
