@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from lapilli.llm.turn import bits_of
+
 STEP = 0.02
 """Seconds from one time to the next."""
 
