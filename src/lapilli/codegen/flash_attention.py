@@ -278,17 +278,15 @@ class _Attention(RowTemplate):
 
     def _pages(self, w: Wrapper) -> None:
         """struct N: where pages of keys and values lie."""
-        if self.pages is None:
-            w.structs.append(
-                "struct N : IPages\n{\n    static const int SIZE = 0;\n    static uint page(uint b, uint k) { return b; }\n};\n"
-            )
-            return
-        names: dict[Atom, str] = {self.pages.outer: "int(b)", self.pages.page: "int(k)"}
-        e = Emitter(w.kernel, names, None, {}, "        ")
-        number = e.integer(self.pages.number)
+        rows, lines, number = 0, "", "b"
+        if self.pages is not None:
+            names: dict[Atom, str] = {self.pages.outer: "int(b)", self.pages.page: "int(k)"}
+            e = Emitter(w.kernel, names, None, {}, "        ")
+            rows, number = self.pages.rows, e.integer(self.pages.number)
+            lines = e.text()
         w.structs.append(
-            f"struct N : IPages\n{{\n    static const int SIZE = {self.pages.rows};\n    static uint page(uint b, uint k)\n    {{\n"
-            f"{e.text()}        return uint({number});\n    }}\n}};\n"
+            f"struct N : IPages\n{{\n    static const int SIZE = {rows};\n    static uint page(uint b, uint k)\n    {{\n"
+            f"{lines}        return uint({number});\n    }}\n}};\n"
         )
 
     def _score(self, w: Wrapper) -> None:

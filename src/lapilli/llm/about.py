@@ -48,6 +48,7 @@ class About:
 
     @property
     def cache(self) -> CacheSize:
+        """Its pages and lines."""
         return CacheSize(self.sequences, self.context, self.tokens)
 
     def metadata(self) -> dict[str, str]:
@@ -70,7 +71,7 @@ class About:
             raise InvalidFileError(
                 f"The language model is damaged: a context of {made.context}, {made.words} words, {made.sequences} sequences."
             )
-        if tokens is not None and not context <= tokens <= sequences * context:
+        if not made.cache.is_enough:
             raise InvalidFileError(
                 f"The language model is damaged: a cache of {tokens} tokens for a context of {context}."
             )

@@ -49,7 +49,12 @@ class CacheSize:
     @property
     def pages(self) -> int:
         """Pages of all sequences together."""
-        return self.sequences * self.most if self.tokens is None else max(self.count(self.tokens), self.most)
+        return self.sequences * self.most if self.tokens is None else self.count(self.tokens)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether one sequence fits, and no more is asked for than all can fill."""
+        return self.tokens is None or self.context <= self.tokens <= self.sequences * self.context
 
     @property
     def spare(self) -> int:

@@ -318,13 +318,3 @@ class Decoder(nn.Module):
             x = block(x, rotation, masks[near], places, pages, apart)
         normed: Tensor = self.norm(x)
         return normed
-
-    def lay(self, line: Tensor, pages: Tensor) -> None:
-        """As `PageTable.lay`."""
-        self.pages.lay(line, pages)
-
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """As `PagedCache.copy`, in all layers."""
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            block.cache.copy(source, target)

@@ -341,16 +341,6 @@ class EncoderDecoder(nn.Module):
             logits = torch.where((at == first) & self.never_first, -torch.inf, logits)
         return logits
 
-    def lay(self, line: Tensor, pages: Tensor) -> None:
-        """As `PageTable.lay`."""
-        self.pages.lay(line, pages)
-
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """As `PagedCache.copy`, in all layers."""
-        for layer in self.decoder:
-            assert isinstance(layer, DecoderLayer)
-            layer.cache.copy(source, target)
-
     def carry(self, source: Tensor, target: Tensor) -> None:
         """Copies what the encoder gave for sequences source [n] to sequences target [n]."""
         for layer in self.decoder:

@@ -13,6 +13,7 @@ from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError
 from lapilli.llm.about import MOST_SEQUENCES, USUAL_CONTEXT, About
 from lapilli.llm.blocks import BlockedMatrix, of_numbers
+from lapilli.llm.cache_size import CacheSize
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.folder_source import read_folder
 from lapilli.llm.gguf_source import read_gguf
@@ -68,7 +69,7 @@ def build(
     if not 4 <= context <= most:
         raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
     check_sequences(sequences)
-    if cache is not None and not context <= cache <= sequences * context:
+    if not CacheSize(sequences, context, cache).is_enough:
         raise CompileError(
             f"cache is {cache}: choose {context} to {sequences * context} tokens, for {sequences} sequences"
         )

@@ -506,10 +506,9 @@ class LLM(WritingModel):
                 self._session.enter(turn)
             rows = list(zip(turns, texts, found, strict=True))
             while rows := [row for row in rows if len(row[2]) + 1 < len(row[1])]:
+                oldest = rows[0][0]  # which waits for none of the others
                 for turn, text, scores in rows:
-                    written = self._session.next(
-                        turn, wait=turn is rows[0][0]
-                    )  # the oldest waits for none of the others
+                    written = self._session.next(turn, wait=turn is oldest)
                     if written is not None:
                         assert written[0] == text[len(scores) + 1]
                         scores.append(written[1])

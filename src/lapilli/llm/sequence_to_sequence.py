@@ -35,7 +35,7 @@ class EncodingModel(WritingModel):
         with closed_if_refused(program):
             about = About.of_metadata(program.metadata)
             self._encoder = AboutEncoder.of_metadata(program.metadata, about.words)
-            more = {"encode", "ranked", *(("carry",) if about.sequences > 1 else ())}
+            more = {"encode", "ranked", *(("carry",) if about.cache.is_paged else ())}
             self._of_methods(program, about, more | ({"time"} if self._encoder.untimed is not None else set()))
             reads = "a spectrum" if self._encoder.bins else "tokens"
             if reads != self._reads:

@@ -11,6 +11,7 @@ from lapilli.llm.about import LONGEST, step_name, step_sizes
 from lapilli.llm.beams import RANKED
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.encoder_decoder import EncoderDecoder
+from lapilli.llm.paged_cache import PagedCache
 from lapilli.sampling import next_token
 
 ALTERNATIVES = 20
@@ -77,11 +78,13 @@ class TokenMethods(nn.Module):
 
     def lay(self, line: Tensor, pages: Tensor) -> None:
         """As `PageTable.lay`."""
-        self.model.lay(line, pages)
+        self.model.pages.lay(line, pages)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """As `PagedCache.copy`, in all layers."""
-        self.model.copy(source, target)
+        for cache in self.model.modules():
+            if isinstance(cache, PagedCache):
+                cache.copy(source, target)
 
     def _kept(self, logits: Tensor, position: Tensor, line: Tensor) -> Tensor:
         """Keeps the logits [n, words] of the tokens after those at positions [n], and returns them."""
