@@ -30,6 +30,7 @@ _OF_FRAGMENTS = (
     (16, 64, 32, 16, 32, 1, 1),
     (32, 32, 64, 32, 16, 2, 2),
     (64, 64, 64, 64, 64, 2, 1),
+    (48, 128, 64, 48, 32, 1, 1),
 )
 """Whose work groups have one row of subgroups, as large ones have that are chosen for fragments."""
 _RUNS = 3

@@ -49,6 +49,7 @@ _PARTS = 64  # into which keys are shared out at most
 _PASS = 4  # rows whose sums are in shared memory at once
 _GROUPS = 1  # work groups for each compute unit that are enough
 MATRIX = 16  # rows of a fragment
+_FEW_ROUNDS = 8  # of causal attention's work groups on all compute units
 _SHARED = 32768  # bytes of a work group at most: with more, too few of them are on a compute unit at once
 
 
@@ -289,15 +290,15 @@ class _Attention(RowTemplate):
             f"{lines}        return uint({number});\n    }}\n}};\n"
         )
 
-    def _score(self, w: Wrapper) -> None:
-        """struct F: the pointwise operations that the scores' task applies to a product."""
+    def _score(self, w: Wrapper, name: str = "F", value: Expr | None = None) -> None:
+        """A struct of the pointwise operations that the scores' task applies to a product, or of some of them."""
         assert self.scores.reduction is not None
         _, _, mapping, places = self._places()
         e = Emitter(w.kernel, places, None, {self.scores.reduction.id: "s"}, "        ")
-        text = e.value(rewrite(self.scores.value, mapping))
+        text = e.value(rewrite(self.scores.value if value is None else value, mapping))
         w.structs.append(
-            f"struct F : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}        return {text};\n"
-            "    }\n};\n"
+            f"struct {name} : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}"
+            f"        return {text};\n    }}\n}};\n"
         )
 
     def _keep(self, w: Wrapper) -> bool:
@@ -512,14 +513,22 @@ class _MatrixFlash(_Attention):
             source8(w, name.upper(), t.operand.node)
             outer, head, row, _ = t.operand.strides
             w.params(f"t.{name}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
+        before = masks.before_the_query(self.scores.value, self.scores.axes) if self.causal else None
+        if before is not None:
+            self._score(w, "G", before)
         tile, dtype, masked = self.tile, self.q.operand.node.dtype, self._keep(w)
         assert tile is not None
-        call = (
-            f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, M, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, "
-            f"{tile.subgroups}, {tile.bands}, {tile.keys}, {int(self.causal)}, {int(masked)}>(P.t, gid, li);"
-        )
         note = attention_of(task)
-        groups = (ceildiv(note.rows[0].extent, tile.queries), as_int(1), product([a.extent for a in note.batch]))
+        blocks, batch = ceildiv(note.rows[0].extent, tile.queries), product([a.extent for a in note.batch])
+        # Of all heads the longest rows first, or the last head's are left when others have ended. Many heads keep together: they
+        # would read keys and values from memory again for each block.
+        heads_first = self.causal and estimate(blocks) * estimate(batch) <= _FEW_ROUNDS * ctx.target.compute_units
+        call = (
+            f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, {'F' if before is None else 'G'}, M, E, {_padded(self.size)}, "
+            f"{_padded(self.width)}, {self.width}, {tile.subgroups}, {tile.keys}, {int(self.causal)}, {int(masked)}, "
+            f"{int(heads_first)}>(P.t, gid, li);"
+        )
+        groups = (batch, as_int(1), blocks) if heads_first else (blocks, as_int(1), batch)
         written = w.finish(
             call, groups, (tile.invocations, 1, 1), "attention_matrix", "MatrixAttentionParams", ["gpu_attention"]
         )

@@ -26,6 +26,20 @@ def conditions(score: Expr, reduction: Node) -> Iterator[Expr]:
         score = found[1]
 
 
+def before_the_query(score: Expr, axes: Sequence[Var]) -> Expr | None:
+    """The score of keys whose place is at most that of the query, if causal attention's condition is the last of the score's
+    operations; None otherwise. axes: the scores' task's, of which the last are query and key.
+    """
+    found = _masked(score)
+    if found is None:
+        return None
+    condition, rest = found
+    if not isinstance(condition, Op) or condition.op != "le" or not all(isinstance(x, Index) for x in condition.args):
+        return None
+    key, query = (x.value for x in condition.args if isinstance(x, Index))
+    return rest if key == of(axes[-1]) and query == of(axes[-2]) else None
+
+
 def _masked(score: Expr) -> tuple[Expr, Expr] | None:
     """condition and rest, if this is where(condition, rest, -inf) or rest + where(condition, 0, -inf)."""
     if not isinstance(score, Op):

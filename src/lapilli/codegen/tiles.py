@@ -73,7 +73,7 @@ _DECODING = MatrixTile(128, 128, 64, 64, 64, 2, 1, True)
 class _Rate:
     """How fast a tile is. held: by a compute unit at once. start: microseconds that a round of tiles takes beside its products;
     full: operations in a picosecond when all units hold as many as they can, lying: the same of a right operand [N, K], alone: when
-    each unit has one.
+    each unit has one. With some tiles each, the time of a round is between the two.
     """
 
     tile: MatrixTile
@@ -90,7 +90,8 @@ class _Rate:
         rate = self.lying if lying else self.full
         alone, full = self.start + work / min(self.alone, rate), self.start + work * self.held / rate
         rounds, rest = divmod(_tiles(batch, m, n, t.bm, t.bn), units * self.held)
-        return rounds * full + (alone if 0 < rest <= units else full if rest else 0)
+        more = (-(-rest // units) - 1) / max(self.held - 1, 1)
+        return rounds * full + (alone + more * (full - alone) if rest else 0)
 
 
 _UNITS = 132
@@ -106,6 +107,7 @@ _RATES_BY_FRAGMENTS = (
     _Rate(MatrixTile(64, 256, 64, 64, 64, 1, 1, True), 2, 4.5, 390, 390, 220),
     _Rate(MatrixTile(64, 128, 128, 64, 64, 2, 1), 2, 3.0, 290, 290, 162),
     _Rate(MatrixTile(64, 64, 128, 64, 64, 4, 1), 2, 4.0, 240, 240, 153),
+    _Rate(MatrixTile(48, 128, 64, 48, 32, 1, 1, True), 4, 3.7, 344, 344, 130),
 )
 """The same where the right operand lies by fragments: work groups of one row of subgroups, which share no fragment."""
 _PACK, _PACKED = 4.0, 0.42
@@ -120,7 +122,7 @@ _OTHERS = tuple(
     for t in (
         (128, 128, 32, 64, 64, 1, 1, True), (64, 128, 64, 32, 64, 1, 1), (128, 64, 64, 64, 32, 1, 1), (64, 64, 64, 32, 32, 1, 1),
         (128, 128, 64, 64, 64, 2, 1, True), (64, 64, 128, 64, 64, 8, 1), (64, 64, 64, 64, 32, 2, 2), (32, 64, 64, 32, 32, 2, 1),
-        (16, 64, 128, 16, 32, 4, 1), (16, 32, 128, 16, 16, 4, 1),
+        (16, 64, 128, 16, 32, 4, 1), (16, 32, 128, 16, 16, 4, 1), (32, 128, 64, 32, 32, 1, 1),
     )
 )  # fmt: skip
 """Tiles that the cost model was not fitted to, which only measuring can choose."""
@@ -210,10 +212,20 @@ def _divided_tiles(m: int, n: int, k: int) -> list[MatrixTile]:
     return [replace(_DIVIDED, parts=p) for p in counts if 2 * p * m * n <= (m + n) * k]
 
 
+_DECODING_FEW = (MatrixTile(32, 128, 64, 32, 32, 1, 1), 4), (MatrixTile(32, 64, 64, 32, 32, 2, 1), 1)
+"""The same for 17 to 32 rows, wherever each compute unit has so many."""
+
+
 def for_codes(found: list[MatrixTile], batch: int, m: int, n: int, target: Target) -> list[MatrixTile]:
     """Tiles for a right operand that is decoded, once for each tile of rows: large ones first, if most compute units have one."""
-    wide = [t for t in found if t == _DECODING and 4 * _tiles(batch, m, n, t.bm, t.bn) >= 3 * target.compute_units]
-    return [*wide, *(t for t in found if t not in wide)] if 2 * m > _DECODING.bm else found
+    if 2 * m > _DECODING.bm:
+        first = [t for t in found if t == _DECODING and 4 * _tiles(batch, m, n, t.bm, t.bn) >= 3 * target.compute_units]
+    elif m > 16:
+        enough = [t for t, least in _DECODING_FEW if _tiles(batch, m, n, t.bm, t.bn) >= least * target.compute_units]
+        first = [t for t in enough if m <= t.bm and t in found][:1]
+    else:
+        first = []
+    return [*first, *(t for t in found if t not in first)]
 
 
 def byte_tiles(batch: int, m: int, n: int, k: int, target: Target, convolution: bool) -> list[MatrixTile]:
@@ -398,40 +410,46 @@ SEEN = 32
 """Bytes of shared memory for which keys a mask leaves."""
 
 
+_SCRATCH = 80
+"""uint4s of a subgroup: a fragment of sums."""
+
+
 @dataclass(frozen=True)
 class AttentionTile:
-    """subgroups of a work group; bands of 16 queries of each; keys of a tile."""
+    """subgroups of a work group, each of which has 16 queries; keys of a tile."""
 
     subgroups: int
-    bands: int
     keys: int
 
     def __str__(self) -> str:
-        return f"{self.queries} queries by {self.subgroups}, {self.keys} keys"
+        return f"{self.queries} queries, {self.keys} keys"
 
     @property
     def queries(self) -> int:
-        return 16 * self.subgroups * self.bands
+        return 16 * self.subgroups
 
     @property
     def invocations(self) -> int:
         return 32 * self.subgroups
 
     def shared(self, size: int, width: int) -> int:
-        """Bytes of shared memory: keys, values and scores, or before them queries."""
+        """Bytes of shared memory: keys and values, or before them half or all of the queries, and each subgroup's own."""
         line, line_v = 2 * -(-size // 16) + 1, 2 * -(-width // 16) + 1
-        scores = self.queries * (self.keys // 4 + 1 + OPERANDS_STAY * line)
-        return 16 * max(self.keys * (line + line_v) + scores, self.queries * line)
+        staged = 0 if OPERANDS_STAY else self.queries * line // (2 if self.queries > 2 * self.keys else 1)
+        own = _SCRATCH + OPERANDS_STAY * (16 * line + 3 * self.keys)
+        return 16 * (max(self.keys * (line + line_v), staged) + self.subgroups * own)
 
     def divides(self, size: int, width: int) -> bool:
         """Whether all invocations load as much of a tile."""
         return all(self.keys * 2 * -(-d // 16) % self.invocations == 0 for d in (size, width))
 
 
-_ATTENTION = tuple(AttentionTile(*t) for t in ((8, 1, 32), (4, 1, 64), (4, 1, 32), (2, 1, 64), (2, 1, 32)))
+_ATTENTION = tuple(AttentionTile(*t) for t in ((4, 32), (2, 64), (2, 32)))
 
 
-_OTHER_ATTENTION = tuple(AttentionTile(*t) for t in ((4, 2, 32), (8, 1, 64)))
+_WIDE_ATTENTION, _WIDE_ROWS = AttentionTile(8, 64), 192
+"""For rows of keys and values of so many numbers together: registers allow no second work group on a compute unit."""
+_OTHER_ATTENTION = tuple(AttentionTile(*t) for t in ((8, 64), (8, 32), (4, 64)))
 """Which only measuring can choose."""
 
 
@@ -447,7 +465,7 @@ def attention_tiles(batch: int, rows: int, size: int, width: int, target: Target
             and t.invocations <= target.invocations
         )
 
-    fitting = [*filter(fits, _ATTENTION)]
+    fitting = [*filter(fits, (_WIDE_ATTENTION, *_ATTENTION) if size + width >= _WIDE_ROWS else _ATTENTION)]
     busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
     first = (busy or fitting[::-1])[:1]
     return [*first, *(t for t in (*fitting, *filter(fits, _OTHER_ATTENTION)) if first and t not in first)]

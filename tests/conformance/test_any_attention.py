@@ -1,0 +1,18 @@
+"""Attention on matrix units, of any sizes, masks and layouts, by each of its tiles."""
+
+from dataclasses import replace
+
+import pytest
+import random_attention
+
+from lapilli.target import TARGETS
+
+pytestmark = pytest.mark.usefixtures("on_any_device")
+
+
+@pytest.mark.part(5)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_attention(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = random_attention.PLANS[seed % 2]
+    monkeypatch.setitem(TARGETS, plan, replace(TARGETS[plan], shared_memory=32768))
+    random_attention.check(seed, plan)
