@@ -10,7 +10,7 @@ from lapilli.target import TARGETS
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
 
-@pytest.mark.part(5)
+@pytest.mark.part(10)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_attention(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = random_attention.PLANS[seed % 2]

@@ -162,12 +162,11 @@ def check(seed: int, plan: str) -> list[str]:
         + 1e-4 * info.eps
         + c.keys * info.smallest_normal * info.eps * v.nan_to_num(0, 0, 0).abs().max()
     )
-    if (
-        c.causal
-    ):  # whether a weight of zero meets a value that comes after the query is not promised: 0 times infinity is NaN
+    if c.causal:
+        # Whether a weight of zero meets a value that comes after the query is not promised: 0 times infinity is NaN.
         unseen = exact(c, q, k, v.nan_to_num(0, 0, 0), *mask)
-        rows = torch.arange(c.queries)[:, None] < _strange_row(c, v)
-        wanted = torch.where(rows & got.isfinite(), unseen, wanted)
+        before = torch.arange(c.queries)[:, None] < _strange_row(c, v)
+        wanted = torch.where(before & got.isfinite(), unseen, wanted)
     off = (got - wanted).abs()
     finite = wanted.isfinite()
     # An infinity of a value that is multiplied by a weight too small for the type is NaN.
