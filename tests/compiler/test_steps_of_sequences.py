@@ -66,11 +66,13 @@ def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> No
     for rows in (1, 2, 4, 8, 16, 32):
         s, kernels = scheduled(target, rows)
         names = [k.name for k in kernels]
-        assert cache_sized(s, rows) == 0, (rows, names)
+        # The plainest kernels have no attention of their own; their products read keys and values that are gathered from pages.
+        gathered = 2 if target.kind != "gpu" and not target.texel else 0
+        assert cache_sized(s, rows) == gathered, (rows, names)
         counts[rows] = len(names)
         products = [n for n in names if n in ("few_rows", "matvec", "matmul", "matmul_matrix", "lying")]
         if target.kind != "gpu" and not target.texel:
-            assert "lying" in products and len(products) >= 8
+            assert len(products) >= 8, names
             continue
         attention = "attention_few" if target.kind == "gpu" else "attention"
         assert names.count(attention) == 1, names

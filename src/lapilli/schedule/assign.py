@@ -12,8 +12,8 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 
 from lapilli.ir.expr import Load, loads
-from lapilli.ir.integer import Atom, Var, product
-from lapilli.ir.node import Constant, Convolution, Input, Node, State
+from lapilli.ir.integer import Atom, Var, of, product
+from lapilli.ir.node import Constant, Convolution, Input, Matmul, Node, State
 from lapilli.schedule.access_cost import AccessCost
 from lapilli.schedule.layout import Layout, channels_last, estimate
 from lapilli.schedule.realize import operand_indices
@@ -49,7 +49,7 @@ def assign(
 def _first(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node]) -> dict[int, Layout]:
     """The initial choice: channels-last around convolutions, and a vote for other values."""
     dense = {n.id for n in [*inputs, *outputs]}
-    wanted = _wanted_by_convolutions(tasks)
+    wanted = _wanted_by_products(tasks) | _wanted_by_convolutions(tasks)
     layouts: dict[int, Layout] = {}
 
     def fix(n: Node, order: Sequence[int]) -> None:
@@ -95,6 +95,24 @@ def _wanted_by_convolutions(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]]
             order += [k for k, i in enumerate(at) if k not in order and i.atoms() & axes]
         rest = [d for d in range(root.rank) if d not in order]
         wanted.setdefault(root.id, (*rest, *order))
+    return wanted
+
+
+def _wanted_by_products(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]]:
+    """Left operands of products with several axes of rows, each with the order that makes the rows lie one stride apart, as kernels
+    need them.
+    """
+    wanted: dict[int, tuple[int, ...]] = {}
+    for task in tasks:
+        c = task.reduction.contraction if task.reduction is not None else None
+        if type(c) is not Matmul or len(c.rows) < 2:
+            continue
+        root, at = chase(c.lhs, c.lhs_index)
+        axes = [a for a in (*c.batch, *c.rows, c.inner) if a.extent != 1]
+        order = [d for a in axes for d, i in enumerate(at) if i == of(a)]
+        rest = [d for d, i in enumerate(at) if i == 0 and root.shape[d] == 1]
+        if len(order) == len(axes) and len(order) + len(rest) == root.rank:
+            wanted.setdefault(root.id, (*rest, *order))
     return wanted
 
 

@@ -7,8 +7,10 @@ contractions, other values with several readers - is realised; `reasons` says wh
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lapilli.ir.axes import reshape_index
@@ -161,7 +163,7 @@ def _reason(
         return f"its reader would read more than {READS} buffers"
     at = {ld.index for ld in found.loads(reader) if ld.node is n}
     over = found.axes(reader)
-    aligned = len(at) == 1 and is_permutation(n, next(iter(at)), over)
+    aligned = len(at) == 1 and _reads_once(n, next(iter(at)), over)
     if any(_is_core(ld, n, found.users) for ld in reads):  # the epilogue of a reduction
         if isinstance(reader, Map) and aligned:
             return None
@@ -220,7 +222,13 @@ def _attended(n: Node) -> list[Node]:
 
 
 def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
-    return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and is_permutation(ld.node, ld.index, n.axes)
+    return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and _reads_once(ld.node, ld.index, n.axes)
+
+
+def _reads_once(node: Map | Reduce, index: tuple[Int, ...], axes: Sequence[Var]) -> bool:
+    """Whether a reader over some axes reads each element of a value exactly once, in any order and any shape."""
+    place = [as_int(0) if a.extent == 1 else of(a) for a in node.axes]
+    return is_permutation(node, index, axes) or invert(axes, index, place, node.axes) is not None
 
 
 def is_permutation(node: Node, index: tuple[Int, ...], axes: Sequence[Var]) -> bool:
@@ -260,7 +268,7 @@ def invert(
 ) -> dict[Atom, Int] | None:
     """Expresses a map's axes by the axes `space` of the value that it reads, so that `index`, at which it reads, becomes
     `place`; None if it does not read each element of the space exactly once. Axes that are not plain indices are matched by
-    number of elements, as in a reshape.
+    number of elements, as in a reshape with or without a transposition.
     """
     mapping: dict[Atom, Int] = {a: as_int(0) for a in axes if a.extent == 1}
     used: set[Var] = set()
@@ -280,9 +288,44 @@ def invert(
     left = [o for o in space if o not in used and o.extent != 1]
     if product([a.extent for a in rest]) != product([o.extent for o in left]):
         return None
-    at = reshape_index([of(o) for o in left], [o.extent for o in left], [a.extent for a in rest])
-    mapping.update(zip(rest, at, strict=True))
-    return mapping if [i.substitute(mapping) for i in index] == list(place) else None
+    for order, walked in _orders(rest, dict(zip(place, index, strict=True)), left):
+        at = reshape_index([of(o) for o in walked], [o.extent for o in walked], [a.extent for a in order])
+        found = mapping | dict(zip(order, at, strict=True))
+        if [i.substitute(found) for i in index] == list(place):
+            return found
+    return None
+
+
+def _orders(axes: list[Var], read: Mapping[Int, Int], space: list[Var]) -> Iterator[tuple[list[Var], list[Var]]]:
+    """Axes and the space in the orders in which one may be a reshape of the other: as they come, or with a transposition after it
+    or before. read: by axis of the space, the index at which it is read.
+    """
+    yield axes, space
+    if any(of(o) not in read for o in space):
+        return
+    index = [read[of(o)] for o in space]
+    flat = as_int(0)
+    for i, o in zip(index, space, strict=True):
+        flat = flat * o.extent + i
+    steps = {a: flat.step(a) for a in axes}
+    if None not in steps.values():
+        yield sorted(axes, key=lambda a: -(steps[a] or 0)), space
+    counts = [_count_of(i, axes, space) for i in index]
+    if None not in counts:
+        yield axes, [o for _, o in sorted(zip(counts, space, strict=True), key=lambda pair: pair[0] or (0, 0))]
+
+
+def _count_of(index: Int, axes: list[Var], space: list[Var]) -> tuple[int, int] | None:
+    """Which axis an index counts, and minus how many of its steps it takes to go on by one; None if that is not known."""
+    read = [k for k, a in enumerate(axes) if a in index.atoms()]
+    if len(read) != 1 or any(o.extent.value is None for o in space):
+        return None
+    sizes = [o.extent.value or 1 for o in space]
+    possible = {math.prod(some) for n in range(len(sizes)) for some in itertools.combinations(sizes, n)}
+    for count in sorted(possible):
+        if index.substitute({axes[read[0]]: count}) != 0:
+            return read[0], -count
+    return None
 
 
 def as_var(i: Int) -> Var | None:
