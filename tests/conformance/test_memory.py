@@ -83,7 +83,11 @@ def test_windows_of_memory(layout: str, seed: int) -> None:
             for dynamic in (False, True):
                 torch._dynamo.reset()
                 got[f"torch.compile, dynamic={dynamic}"] = torch.compile(form, backend="vulkan", dynamic=dynamic)(x)
-        wrong += [f"{name}: {door}" for door, t in got.items() if not torch.allclose(t, wanted, rtol=1e-5, atol=1e-6)]
+        wrong += [
+            f"{name}: {door}: {t} for {wanted}"
+            for door, t in got.items()
+            if not torch.allclose(t, wanted, rtol=1e-5, atol=1e-6)
+        ]
     assert not wrong, wrong
 
 
