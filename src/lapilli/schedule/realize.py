@@ -308,8 +308,8 @@ def _orders(axes: list[Var], read: Mapping[Int, Int], space: list[Var]) -> Itera
     for i, o in zip(index, space, strict=True):
         flat = flat * o.extent + i
     steps = {a: flat.step(a) for a in axes}
-    if None not in steps.values():
-        yield sorted(axes, key=lambda a: -(steps[a] or 0)), space
+    if None not in steps.values() and (walked := sorted(axes, key=lambda a: -(steps[a] or 0))) != axes:
+        yield walked, space
     counts = [_count_of(i, axes, space) for i in index]
     if None not in counts:
         yield axes, [o for _, o in sorted(zip(counts, space, strict=True), key=lambda pair: pair[0] or (0, 0))]
