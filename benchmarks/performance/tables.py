@@ -181,7 +181,7 @@ class _Step:
 def _steps(options: Options) -> list[_Step]:
     batch, rows = (2, 2) if options.small else (32, 16)
     draw = torch.Generator().manual_seed(1)
-    image, labels = torch.rand(batch, 3, 224, 224), torch.randint(0, 1000, (batch,), generator=draw)
+    image, labels = torch.rand(batch, 3, 224, 224, generator=draw), torch.randint(0, 1000, (batch,), generator=draw)
     text = torch.randint(0, 1024, (rows, 257), generator=draw)
     name = f"ResNet18, batch {batch}"
     tf32 = "torch's convolutions use TF32" if HAS_CUDA else ""

@@ -85,7 +85,7 @@ def _to_float(op: Any, args: Any, kwargs: Any) -> Any:
     """Sums of 16-bit floats are float32, unless the caller asks for another type."""
     place = [argument.name for argument in op._schema.arguments].index("dtype")
     given = args[place] if place < len(args) else kwargs.get("dtype")
-    if given is None and _eligible(args[0]):
+    if given is None and isinstance(args[0], torch.Tensor) and _eligible(args[0]):
         args, kwargs = (*args[:place], *args[place + 1 :]), {**kwargs, "dtype": torch.float32}
     return op(*args, **kwargs)
 
@@ -124,19 +124,18 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return casts[key][1]  # type: ignore[no-any-return]
 
 
-def _eligible(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and is_ours(value)
-        and value.is_floating_point()
-        and value.dtype is not torch.float64
-    )
+def _eligible(tensor: torch.Tensor) -> bool:
+    return is_ours(tensor) and tensor.is_floating_point() and tensor.dtype is not torch.float64
 
 
 def _converted(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Arguments, with all floating-point tensors on the device converted."""
+    if isinstance(value, torch.Tensor):
+        return cast(value) if _eligible(value) else value
     if isinstance(value, (list, tuple)):
-        return type(value)(_converted(element, cast) for element in value)
+        if all(type(element) is int for element in value):  # sizes: many calls have some
+            return value
+        return type(value)([_converted(element, cast) for element in value])
     if isinstance(value, dict):
         return {name: _converted(element, cast) for name, element in value.items()}
-    return cast(value) if _eligible(value) else value
+    return value

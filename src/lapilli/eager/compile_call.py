@@ -37,7 +37,7 @@ from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.ir.expr import loads
 from lapilli.ir.integer import Int
-from lapilli.ir.node import Input, nbytes
+from lapilli.ir.node import Input, Node, nbytes
 from lapilli.legalize.decompose import decompose_calls, tables
 from lapilli.legalize.passes import clean_up
 from lapilli.lower import is_computed, lower, lowerings
@@ -83,8 +83,8 @@ class Compiled:
     ("number", index, 0, 1) or ("random", word, 0, 1). sizes: the sizes on which the expressions depend (name -> operand,
     dimension, divisor). guard: a Python expression in those, whether the program fits. results: another one for shape,
     strides and dtype of every result tensor. tree: the results, as indices of result tensors (-1: None; a list: a list of
-    tensors). aligned: for every result, the operands of which the only kernel reads an element only where it writes the
-    same element of the result.
+    tensors). aligned: for every result, the operands that only the kernel of this result reads, and reads an element of
+    only where it writes the same element of the result.
     """
 
     data: bytes
@@ -448,18 +448,23 @@ def _is_default(argument: Any, leaf: Any) -> bool:
 
 def _aligned(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     """See `Compiled.aligned`."""
-    outputs = schedule.graph.outputs
-    if len(schedule.order.run) != 1 or len(outputs) != 1:
-        return ((),) * len(outputs)
-    task = schedule.order.run[0]
-    if task.row is not None or task.template is not None or task.out is not outputs[0]:
-        return ((),)
-    place = schedule.layouts[task.out.id].offset(task.store)
+    return tuple(_aligned_with(output, schedule) for output in schedule.graph.outputs)
+
+
+def _aligned_with(output: Node, schedule: Schedule) -> tuple[int, ...]:
+    tasks = schedule.order.run
+    writing = [task for task in tasks if task.out is output]
+    if len(writing) != 1 or writing[0].row is not None or writing[0].template is not None:
+        return ()
+    task = writing[0]
+    place = schedule.layouts[output.id].offset(task.store)
     found = []
     for k, given in enumerate(schedule.graph.inputs):
         assert isinstance(given, Input)
+        if any(given in other.reads() for other in tasks if other is not task):
+            continue
         reads = [ld for e in (task.value, task.reduction_body) if e is not None for ld in loads(e) if ld.node is given]
         same = all(schedule.layouts[given.id].offset(ld.index) == place for ld in reads)
-        if same and given.dtype.size == task.out.dtype.size:
+        if same and given.dtype.size == output.dtype.size:
             found.append(k)
-    return (tuple(found),)
+    return tuple(found)

@@ -121,13 +121,8 @@ def _batch_norm(
     """Batch norm; in training, it updates the running statistics, although its schema does not say so."""
     if not training or mean is None:
         return run(aten.native_batch_norm.default)(x, weight, bias, mean, variance, training, momentum, epsilon)
-    functional = aten._native_batch_norm_legit_functional.default
-    *results, new_mean, new_variance = call(
-        functional, (x, weight, bias, mean, variance, training, momentum, epsilon), {}
-    )
-    copy(mean, new_mean)
-    copy(variance, new_variance)
-    return tuple(results)
+    updating = aten._native_batch_norm_legit.default
+    return call(updating, (x, weight, bias, mean, variance, training, momentum, epsilon), {})
 
 
 @composite(aten._index_put_impl_.default)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
     Raises CannotRun if the device cannot convert the types.
     """
-    if not target.numel():
+    if not target.numel() or _again(target, source):
         return
     if source.is_conj() != target.is_conj():
         return _copy_conjugate(target, source)
@@ -72,7 +73,35 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         return _scatter(target, source if ready else gather(source, target.dtype))
     if target.dtype == source.dtype and target.stride() == source.stride():
         return _copy_bytes(target, source)
-    _gather_into(target, source, seen.order)
+    queued = _gather_into(target, source, seen.order)
+    if queued is not None and source.dtype in _SIMPLE and target.dtype in _SIMPLE:
+        if len(_queued) >= _MOST:
+            _queued.clear()
+        _queued[_key(target, source)] = queued
+
+
+_SIMPLE = {torch.float16, torch.bfloat16, torch.float32}  # nothing has to be checked of their numbers
+_MOST = 4096
+_Queued = tuple[list[int], Callable[..., None]]
+_queued: dict[Any, _Queued] = {}
+"""Copies that were queued before: the symbols, and what queues them."""
+
+
+def _key(target: torch.Tensor, source: torch.Tensor) -> Any:
+    return source.dtype, target.dtype, source.shape, source.stride(), target.stride(), source.get_device()
+
+
+def _again(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Queues a copy like one before, without its checks: autocast converts each weight in each step. False: it is another."""
+    found = _queued.get(_key(target, source))
+    if found is None or source.is_neg() or target.is_neg():
+        return False
+    (read, start), (written, place) = slice_of(source), slice_of(target)
+    if read is written or start % ALIGNMENT or place % ALIGNMENT:
+        return False
+    symbols, launch = found
+    launch(*symbols, read.address, start, written.address, place)
+    return True
 
 
 def _copy_conjugate(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -162,17 +191,22 @@ def _copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
     stream.copy(slice_of(source), slice_of(target), target.numel() * target.itemsize)
 
 
-def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> None:
-    """Copies to a target that is dense in this order."""
+def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> _Queued | None:
+    """Copies to a target that is dense in this order. Returns what queues a copy like this one of tensors that begin at
+    multiples of `ALIGNMENT`, if this is one.
+    """
     if not is_aligned(target):
-        return _copy_bytes(target, gather(source, target.dtype, order))
+        _copy_bytes(target, gather(source, target.dtype, order))
+        return None
     kinds = _kinds(source.dtype, target.dtype)
     sizes, strides = _merged(
         [source.shape[d] for d in order], [source.stride(d) for d in order], source.itemsize, kinds[0]
     )
     at, first, span = _place(source, sizes, strides, kinds[0])
     given = (storage.buffer_of(source), at)
-    _run(target, "gather", kinds, [*sizes, *strides, first, span], [given], slice_of(target))
+    symbols = [*sizes, *strides, first, span]
+    launch = _run(target, "gather", kinds, symbols, [given], slice_of(target))
+    return (symbols, launch) if first == 0 else None
 
 
 def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -188,7 +222,8 @@ def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
     whole = (storage.buffer_of(target), at)
     given = slice_of(source)
     if kinds[1].size >= 4:
-        return _run(target, "scatter", kinds, [*sizes, *strides, first, span], [given], whole)
+        _run(target, "scatter", kinds, [*sizes, *strides, first, span], [given], whole)
+        return
     # Devices only store whole words: every word that the target touches is written, with its old bytes where they are kept.
     rows = dense_strides(sizes, range(len(sizes)))
     inwards = sorted(range(len(sizes)), key=lambda d: -strides[d])
@@ -235,7 +270,8 @@ def _place(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], k
 
 def _run(
     on: torch.Tensor, what: str, kinds: tuple[DType, DType], symbols: list[int], inputs: list[Slice], output: Slice
-) -> None:
+) -> Callable[..., None]:
+    """Queues a copy. Returns what did."""
     lists = 3 if what == "merge" else 2
     rank = (len(symbols) - 2) // lists
     # The bound memory: the dense side, and the strided one from its first element to its last.
@@ -249,6 +285,7 @@ def _run(
         launch(*symbols, *(word for buffer, offset in (*inputs, output) for word in (buffer.address, offset)))
     except NoDeviceError as error:
         raise CannotRun(programs.TOO_LARGE) from error
+    return launch
 
 
 @cache
@@ -264,6 +301,7 @@ def _launch(
 @device_state.on_loss.append
 def _forget(index: int) -> None:
     _launch.cache_clear()
+    _queued.clear()
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -116,6 +118,7 @@ def open_stream(index: int) -> Stream:
                 raise no_such_device(index)
             if _forget_lost not in player.on_loss:
                 player.on_loss.append(_forget_lost)
+                atexit.register(_finish)
             stream = Stream(str(index))
             stream.check = functools.partial(_check, index)
             fraction = os.environ.get("LAPILLI_VULKAN_MEMORY_FRACTION")
@@ -123,6 +126,14 @@ def open_stream(index: int) -> Stream:
                 stream.set_memory_limit(memory_limit(index, fraction))
             streams[index] = stream
     return streams[index]
+
+
+def _finish() -> None:
+    """Waits for what is queued: a software driver that is still compiling its kernels when the process ends crashes."""
+    for stream in list(streams.values()):
+        with contextlib.suppress(Exception):
+            check_fork()
+            stream.synchronize()
 
 
 def _check(index: int, status: int) -> None:

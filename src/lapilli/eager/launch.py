@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -196,12 +196,10 @@ class Launch:
         return run
 
     def fast_in_place(
-        self, inputs: Sequence[int], numbers: Sequence[int], position: int, name: str, itemsize: int, safe: set[int], otherwise: Run
-    ) -> Run:  # fmt: skip
-        """The fast path of a plain launch with the result in an argument, given by position or name, that has the layout
-        the program writes. safe: tensors of the call that are only read where they are written, provided that they begin at
-        the same element.
-        """
+        self, inputs: Sequence[int], numbers: Sequence[int], place: Place, itemsize: int, otherwise: Run
+    ) -> Run:
+        """The fast path of a plain launch with the result in an argument that has the layout the program writes."""
+        position, name, safe = place
         symbols, taken = self._symbols, list(zip(inputs, self._sizes, strict=True))
         slots = [(place, k, convert) for (place, convert), k in zip(self._numbers, numbers, strict=True)]
         alignment, enqueue = self._alignment, self._enqueue
@@ -227,6 +225,68 @@ class Launch:
             return target
 
         return run
+
+    def fast_several(
+        self, inputs: Sequence[int], numbers: Sequence[int], results: Sequence[tuple[Any, Any, torch.dtype]],
+        places: Sequence[Place | None], returned: Sequence[int | None], otherwise: Run,
+    ) -> Run:  # fmt: skip
+        """The fast path of a plain launch with several results. results: shape, strides and dtype of each. places: the
+        argument that each is written to, or None for new memory. returned: what the call returns, by index; None: nothing.
+        """
+        symbols, taken = self._symbols, list(zip(inputs, self._sizes, strict=True))
+        slots = [(place, k, convert) for (place, convert), k in zip(self._numbers, numbers, strict=True)]
+        alignment, enqueue, index = self._alignment, self._enqueue, self.index
+        allocate, around = self._stream.allocate, storage.around
+        described = []
+        for (shape, strides, dtype), place in zip(results, places, strict=True):
+            steps = None if strides == device_copy.dense_strides(shape, range(len(shape))) else strides
+            described.append((shape, dtype, steps, storage.bytes_of(shape, dtype, steps), dtype.itemsize, place))
+
+        def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            words = symbols[:]
+            for place, k, convert in slots:
+                words[place] = convert(numbers[k])
+            read = []
+            for k, size in taken:
+                tensor = tensors[k]
+                offset = tensor.storage_offset() * size
+                if offset % alignment:
+                    return otherwise(args, kwargs, tensors, numbers)
+                buffer = tensor.untyped_storage()._lapilli
+                words += (buffer.address, offset)
+                read.append((buffer, offset, k))
+            made = []
+            for shape, dtype, steps, size, itemsize, given in described:
+                if given is None:
+                    buffer = allocate(size)
+                    made.append(around(buffer, shape, dtype, index, steps))
+                    words += (buffer.address, 0)
+                    continue
+                position, name, safe = given
+                target = args[position] if position < len(args) else kwargs[name]
+                written = target.storage_offset() * itemsize
+                buffer = target.untyped_storage()._lapilli
+                if written % alignment:
+                    return otherwise(args, kwargs, tensors, numbers)
+                for other, offset, k in read:
+                    if other is buffer and (offset != written or k not in safe):
+                        return otherwise(args, kwargs, tensors, numbers)
+                made.append(target)
+                words += (buffer.address, written)
+            enqueue(*words)
+            return tuple([None if k is None else made[k] for k in returned])
+
+        return run
+
+
+class Place(NamedTuple):
+    """An argument that a result is written to: its position and name, and the tensors of the call that are only read where
+    this result is written, provided that they begin at the same element.
+    """
+
+    position: int
+    name: str
+    safe: set[int]
 
 
 class Key:

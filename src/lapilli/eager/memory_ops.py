@@ -191,6 +191,22 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
     return transfer.copy_(target.resize_(source.shape), source)
 
 
+@_kernel("_to_copy")
+def _to_copy(
+    tensor: torch.Tensor, *, dtype: torch.dtype | None = None, non_blocking: bool = False, **options: Any
+) -> torch.Tensor:
+    """`aten._to_copy`, with a short path for contiguous tensors that only change their dtype; others are left to PyTorch."""
+    if (
+        dtype is not None
+        and all(option is None for option in options.values())
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    ):
+        return transfer.copy_(storage.empty(tensor.shape, dtype, tensor.get_device(), tensor.stride()), tensor)
+    to_copy = aten._to_copy.default.redispatch
+    return to_copy(storage.on_host, tensor, dtype=dtype, non_blocking=non_blocking, **options)  # type: ignore[no-any-return]
+
+
 _UNPACK: dict[torch.dtype, Callable[[bytes], tuple[Any]]] = {
     dtype: struct.Struct(code).unpack
     for dtype, code in {

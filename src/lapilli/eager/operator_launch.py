@@ -15,7 +15,7 @@ import torch
 
 from lapilli.eager import device_copy, int64_checks, matmul_target, storage, transfer
 from lapilli.eager.call_signature import CallSignature, CannotRun, NumberOperand, TensorOperand, operand
-from lapilli.eager.launch import Key, Launch, Run, Symbol, bits
+from lapilli.eager.launch import Key, Launch, Place, Run, Symbol, bits
 from lapilli.eager.operator_schema import Schema
 from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
 from lapilli.errors import NoDeviceError
@@ -185,30 +185,43 @@ class OperatorLaunch:
         )
 
     def fast(self, tensors: Sequence[torch.Tensor]) -> Run:
-        """The call as a function with as little overhead as possible, for most operators of a model: those with one result,
-        and with nothing to gather, draw, or check for large integers. Otherwise the launch itself. tensors: those of the
-        call, with the strides of all such calls.
+        """The call as a function with as little overhead as possible, for most operators of a model: those with nothing to
+        gather, draw, or check for large integers. Otherwise the launch itself. tensors: those of the call, with the strides
+        of all such calls.
         """
-        if len(self.results) != 1 or self.tree not in (0, [0]) or self.schema.listed or 0 in self.results[0][0]:
+        if self.schema.listed or any(0 in shape for shape, _, _ in self.results) or set(self.stored) - self.direct:
             return self
-        sources = [self.numbers[k] for k in self.given]
         if not self.launch.is_plain or self.gathered or self.limit or any(is_tensor for _, is_tensor in self.numbers):
             return self
-        numbers = [place for place, _ in sources]
+        numbers = [self.numbers[k][0] for k in self.given]
+        if len(self.results) != 1 or self.tree not in (0, [0]):
+            return self._fast_several(tensors, numbers)
         shape, strides, dtype = self.results[0]
         if not self.stored:
             return self.launch.fast_new(self.inputs, numbers, shape, strides, dtype, self)
-        if 0 not in self.direct:
+        return self.launch.fast_in_place(self.inputs, numbers, self._place(0, tensors), dtype.itemsize, self)
+
+    def _fast_several(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> Run:
+        """The same for several results, if all that the call returns are new tensors."""
+        tree, returned = self.tree, self.schema.returned
+        if not isinstance(tree, list) or len(returned) < 2 or any(place is not None for place in returned):
             return self
-        position = self.stored[0]
+        if any(isinstance(part, list) for part in tree):
+            return self
+        places = [self._place(k, tensors) if k in self.stored else None for k in range(len(self.results))]
+        parts = [None if part == -1 else part for part in tree[: len(returned)]]
+        return self.launch.fast_several(self.inputs, numbers, self.results, places, parts, self)
+
+    def _place(self, result: int, tensors: Sequence[torch.Tensor]) -> Place:
+        """The argument that a result is written to."""
+        position = self.stored[result]
         safe = {
             k
             for k in self.inputs
-            if all(i in self.aligned[0] for i, other in enumerate(self.inputs) if other == k)
-            and tensors[k].stride() == strides
+            if all(i in self.aligned[result] for i, other in enumerate(self.inputs) if other == k)
+            and tensors[k].stride() == self.results[result][1]
         }
-        name = self.schema.names[position]
-        return self.launch.fast_in_place(self.inputs, numbers, position, name, dtype.itemsize, safe, self)
+        return Place(position, self.schema.names[position], safe)
 
 
 def _symbol(
