@@ -45,6 +45,7 @@ from lapilli.lower.registry import RANDOM_KEY, decompositions
 from lapilli.lower.torch_sizes import tree
 from lapilli.runtime.sizes import names, text
 from lapilli.schedule.plan import Schedule
+from lapilli.schedule.task import Task
 from lapilli.target import Target
 
 aten = torch.ops.aten
@@ -448,23 +449,29 @@ def _is_default(argument: Any, leaf: Any) -> bool:
 
 def _aligned(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     """See `Compiled.aligned`."""
-    return tuple(_aligned_with(output, schedule) for output in schedule.graph.outputs)
+    writers: dict[int, list[Task]] = {}
+    readers: dict[int, list[Task]] = {}
+    for task in schedule.order.run:
+        writers.setdefault(task.out.id, []).append(task)
+        for node in task.reads():
+            readers.setdefault(node.id, []).append(task)
 
+    def with_result(output: Node) -> tuple[int, ...]:
+        task, *others = writers.get(output.id, [None])
+        if task is None or others or task.row is not None or task.template is not None:
+            return ()
+        place = schedule.layouts[output.id].offset(task.store)
+        found = []
+        for k, given in enumerate(schedule.graph.inputs):
+            assert isinstance(given, Input)
+            if any(reader is not task for reader in readers.get(given.id, ())):
+                continue
+            reads = [
+                ld for e in (task.value, task.reduction_body) if e is not None for ld in loads(e) if ld.node is given
+            ]
+            same = all(schedule.layouts[given.id].offset(ld.index) == place for ld in reads)
+            if same and given.dtype.size == output.dtype.size:
+                found.append(k)
+        return tuple(found)
 
-def _aligned_with(output: Node, schedule: Schedule) -> tuple[int, ...]:
-    tasks = schedule.order.run
-    writing = [task for task in tasks if task.out is output]
-    if len(writing) != 1 or writing[0].row is not None or writing[0].template is not None:
-        return ()
-    task = writing[0]
-    place = schedule.layouts[output.id].offset(task.store)
-    found = []
-    for k, given in enumerate(schedule.graph.inputs):
-        assert isinstance(given, Input)
-        if any(given in other.reads() for other in tasks if other is not task):
-            continue
-        reads = [ld for e in (task.value, task.reduction_body) if e is not None for ld in loads(e) if ld.node is given]
-        same = all(schedule.layouts[given.id].offset(ld.index) == place for ld in reads)
-        if same and given.dtype.size == output.dtype.size:
-            found.append(k)
-    return tuple(found)
+    return tuple(map(with_result, schedule.graph.outputs))
