@@ -1,6 +1,7 @@
 // The parts that need neither a file nor a device.
 
 #include "base/error.h"
+#include "base/halves.h"
 #include "base/json.h"
 #include "base/parallel.h"
 #include "base/private_file.h"
@@ -15,8 +16,11 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -120,13 +124,57 @@ TEST(the_first_error_of_shared_work_is_thrown) {
 }
 
 TEST(many_bytes_are_copied_as_few_are) {
-  constexpr size_t piece = size_t{4} << 20;
+  constexpr size_t piece = size_t{1} << 20;
   for (const size_t size : {size_t{0}, size_t{1}, piece - 1, 2 * piece - 1, 2 * piece, 3 * piece + 5}) {
     std::vector<unsigned char> from(size + 1), to(size + 1, 7);
     for (size_t i = 0; i <= size; ++i)
       from[i] = static_cast<unsigned char>(i * 31 + i / 4099);
     copy_bytes(to.data(), from.data(), size);
     CHECK(std::equal(from.begin(), from.end() - 1, to.begin()) && to[size] == 7);
+  }
+}
+
+// The nearest half by its definition: multiples of 2^-24 below 2^-14, 11 bits above.
+uint16_t nearest_half(float value) {
+  if (std::isnan(value))
+    return 0x7e00;
+  const double magnitude = std::abs(static_cast<double>(value));
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  int exponent = 0;
+  std::frexp(magnitude, &exponent); // magnitude < 2^exponent
+  const int step = std::max(exponent - 11, -24);
+  const double rounded = magnitude > 1e6 ? HUGE_VAL : std::ldexp(std::nearbyint(std::ldexp(magnitude, -step)), step);
+  if (rounded >= 65536)
+    return sign | 0x7c00;
+  if (rounded < 0x1p-14)
+    return static_cast<uint16_t>(sign | static_cast<int>(rounded * 0x1p24));
+  std::frexp(rounded, &exponent);
+  const double fraction = std::ldexp(rounded, 1 - exponent) - 1;
+  return static_cast<uint16_t>(sign | (exponent + 14) << 10 | static_cast<int>(fraction * 1024));
+}
+
+TEST(floats_are_rounded_to_the_nearest_half) {
+  std::vector<float> floats;
+  const auto add = [&](uint32_t bits) { floats.push_back(std::bit_cast<float>(bits)); };
+  for (uint32_t high = 0; high < 1u << 16; ++high)
+    for (const uint32_t low : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x2000u, 0x3000u, 0xffffu})
+      add(high << 16 | low);
+  std::mt19937 random(1);
+  for (int i = 0; i < 100003; ++i)
+    add(static_cast<uint32_t>(random()));
+  const auto same = [](uint16_t a, uint16_t b) { return a == b || ((a & 0x7fff) > 0x7c00 && (b & 0x7fff) > 0x7c00); };
+  std::vector<uint16_t> halves(floats.size() + 1, 7);
+  round_to_halves(halves.data(), floats.data(), floats.size());
+  bool right = halves.back() == 7;
+  for (size_t i = 0; i < floats.size(); ++i)
+    right = right && same(half_of(floats[i]), nearest_half(floats[i])) && same(halves[i], half_of(floats[i]));
+  CHECK(right);
+  for (size_t count = 0; count < 70; ++count) { // from where nothing is aligned
+    std::vector<std::byte> from(4 * count + 1), to(2 * count + 2, std::byte{7});
+    std::memcpy(from.data() + 1, floats.data() + 1000, 4 * count);
+    round_to_halves(to.data() + 1, from.data() + 1, count);
+    CHECK(std::memcmp(to.data() + 1, halves.data() + 1000, 2 * count) == 0);
+    CHECK(to.front() == std::byte{7} && to.back() == std::byte{7});
   }
 }
 

@@ -254,7 +254,10 @@ class ModelCompiler:
         kept = self.storage
         halves = {t.half for t in self.targets}
         graphs = {
-            half: lower(module, kept.activations, half, self.keyed, kept.weights, checked=True) for half in halves
+            half: lower(
+                module, kept.activations, half, self.keyed, kept.weights, checked=True, from_host=not self.keyed
+            )
+            for half in halves
         }
         return PlayerMethod(name, graphs, dims)
 
@@ -375,7 +378,9 @@ class Planned:
     @property
     def plan(self) -> PlanSource:
         s = self.schedule
-        return PlanSource(s.target, s.order, self.kernels, s.graph.written, s.stored, s.windows, self.largest)
+        return PlanSource(
+            s.target, s.order, self.kernels, s.graph.written, s.stored, s.windows, self.largest, s.rounded
+        )
 
 
 def kernels_of(s: Schedule) -> list[Planned]:

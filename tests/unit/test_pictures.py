@@ -29,7 +29,7 @@ def plan_of(seed: int, dispatches: int) -> Plan:
         run.append(
             Dispatch(
                 f"op{k} \"<b>'", f"kernel{rng.randint(0, 3)}", (1, 1, 1), False, (*read, *written),
-                (*[False] * len(read), *[True] * len(written)),
+                (*[False] * len(read), *[True] * len(written)), rng.random() < 0.1,
             )
         )  # fmt: skip
     return Plan(0, "p<", {}, buffers, (), tuple(run))

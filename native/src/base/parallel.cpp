@@ -12,7 +12,7 @@ namespace lapilli {
 namespace {
 
 constexpr size_t most_threads = 8;
-constexpr size_t copied_piece = size_t{4} << 20; // takes longer than to start a thread
+constexpr size_t piece = size_t{1} << 20; // of bytes: takes longer than to start a thread
 
 } // namespace
 
@@ -43,16 +43,17 @@ void parallel(size_t count, const std::function<void(size_t)>& work) {
       std::rethrow_exception(error);
 }
 
-void copy_bytes(void* to, const void* from, size_t size) {
-  const size_t pieces = std::max<size_t>(size / copied_piece, 1);
-  const auto part = [&](size_t i) {
-    const size_t begin = i * copied_piece, bytes = i + 1 == pieces ? size - begin : copied_piece;
-    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin, bytes);
-  };
+void in_pieces(size_t count, size_t size, const std::function<void(size_t, size_t)>& work) {
+  const size_t items = piece / size, pieces = std::max<size_t>(count / items, 1);
   if (pieces == 1)
-    part(0);
-  else
-    parallel(pieces, part);
+    return work(0, count);
+  parallel(pieces, [&](size_t i) { work(i * items, i + 1 == pieces ? count - i * items : items); });
+}
+
+void copy_bytes(void* to, const void* from, size_t size) {
+  in_pieces(size, 1, [&](size_t first, size_t bytes) {
+    std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first, bytes);
+  });
 }
 
 } // namespace lapilli

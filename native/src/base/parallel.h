@@ -10,8 +10,11 @@ namespace lapilli {
 // index threw.
 void parallel(size_t count, const std::function<void(size_t)>& work);
 
-// Copies bytes that do not overlap. Many of them are shared among threads: one does not reach the memory's speed, and less so
-// that of a device's memory behind a bus.
+// Calls work(first, number) for parts of `count` items of `size` bytes each. Many bytes are shared among threads: one does not
+// reach the memory's speed, and less so that of a device's memory behind a bus.
+void in_pieces(size_t count, size_t size, const std::function<void(size_t, size_t)>& work);
+
+// Copies bytes that do not overlap, in pieces.
 void copy_bytes(void* to, const void* from, size_t size);
 
 } // namespace lapilli

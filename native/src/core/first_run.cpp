@@ -1,6 +1,7 @@
 #include "core/first_run.h"
 
 #include "base/error.h"
+#include "base/halves.h"
 #include "core/verdicts.h"
 
 #include <algorithm>
@@ -46,12 +47,6 @@ private:
 
 uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
-// Of zero, or of a float that halves have as a normal number.
-uint16_t to_half(float value) {
-  const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
-  return static_cast<uint16_t>(value == 0 ? sign : sign | ((bits & 0x7fffffff) - (112u << 23)) >> 13);
-}
-
 double from_half(uint16_t bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const uint32_t normal = (bits & 0x7fffu) << 13;
@@ -76,7 +71,7 @@ bool is_float(DType dtype) {
 void put_random(Random& random, DType dtype, std::byte* to) {
   switch (dtype) {
   case DType::float16:
-    return put(to, to_half(random.number()));
+    return put(to, half_of(random.number()));
   case DType::bfloat16:
     return put(to, static_cast<uint16_t>(bits_of(random.number()) >> 16));
   case DType::float32:

@@ -26,10 +26,10 @@ void check_symbols(const Method& method, std::span<const int64_t> symbols) {
   }
 }
 
-Launch::Launch(const Shared& shared, std::span<const int64_t> symbols, uint64_t slack) {
+Launch::Launch(const Shared& shared, std::span<const int64_t> symbols, Rounding rounding, uint64_t slack) {
   check_symbols(shared.method, symbols);
   const Values values(shared.method.exprs, symbols);
-  place(shared, values);
+  place(shared, values, rounding);
   add(shared, shared.plan.run, values, slack);
 }
 
@@ -50,8 +50,17 @@ Launch Launch::of_load(const Shared& shared) {
   return launch;
 }
 
-void Launch::place(const Shared& shared, const Values& values) {
+void Launch::place(const Shared& shared, const Values& values, Rounding rounding) {
   const Method& method = shared.method;
+  in_halves.resize(method.inputs.size());
+  std::vector<uint32_t> rounded(shared.plan.buffers.size(), fixed); // by buffer of halves: the input
+  if (rounding == Rounding::host)
+    for (const Dispatch& dispatch : shared.plan.run)
+      if (dispatch.rounds_input) {
+        const auto [from, to] = rounded_by(dispatch);
+        rounded[to] = shared.plan.buffers[from].index;
+        in_halves[rounded[to]] = true;
+      }
   for (const auto* specs : {&method.inputs, &method.outputs})
     for (const TensorSpec& spec : *specs) {
       std::vector<int64_t>& shape = shapes.emplace_back();
@@ -60,6 +69,8 @@ void Launch::place(const Shared& shared, const Values& values) {
       uint64_t bytes = 0;
       check_file(tensor_bytes(shape, spec.dtype, bytes), "The program is damaged: \"", spec.name,
                  "\" is too large for these inputs.");
+      if (slots.size() < in_halves.size() && in_halves[slots.size()])
+        bytes /= 2;
       slots.push_back({bytes, bytes});
     }
   for (size_t i = 0; i < shared.plan.buffers.size(); ++i) {
@@ -68,10 +79,15 @@ void Launch::place(const Shared& shared, const Values& values) {
     Bound& bound = buffers.back();
     if (buffer.kind == BufferKind::state)
       bound.region = shared.states.region(buffer.index);
-    if (buffer.kind != BufferKind::input && buffer.kind != BufferKind::output)
-      continue;
     const auto inputs = static_cast<uint32_t>(method.inputs.size());
-    bound.slot = buffer.kind == BufferKind::input ? buffer.index : inputs + buffer.index;
+    if (buffer.kind == BufferKind::input && !in_halves[buffer.index])
+      bound.slot = buffer.index;
+    else if (buffer.kind == BufferKind::output)
+      bound.slot = inputs + buffer.index;
+    else
+      bound.slot = rounded[i];
+    if (bound.slot == fixed)
+      continue;
     Slot& slot = slots[bound.slot];
     bound.region = {nullptr, 0, values.size(buffer.size, "the size of a buffer")};
     check_room(bound.region.size, slot.tensor, buffer);
@@ -86,7 +102,7 @@ void Launch::place_arena(const Shared& shared, const Values& values) {
   std::vector<Lifetime> lifetimes;
   for (uint32_t i = 0; i < shared.plan.buffers.size(); ++i) {
     const Buffer& buffer = shared.plan.buffers[i];
-    if (buffer.kind != BufferKind::arena)
+    if (buffer.kind != BufferKind::arena || buffers[i].slot != fixed)
       continue;
     const uint64_t size = values.size(buffer.size, "the size of a buffer");
     if (size > std::min(largest_block(device), largest_arena_buffer))
@@ -106,6 +122,10 @@ void Launch::place_arena(const Shared& shared, const Values& values) {
   arena_sum = plan.sum;
 }
 
+bool Launch::is_left_out(const Shared& shared, const Dispatch& dispatch) const {
+  return dispatch.rounds_input && in_halves[shared.plan.buffers[rounded_by(dispatch).from].index];
+}
+
 void Launch::add(const Shared& shared, std::span<const Dispatch> dispatches, const Values& values, uint64_t slack) {
   std::vector<Region> regions;
   regions.reserve(buffers.size());
@@ -116,6 +136,8 @@ void Launch::add(const Shared& shared, std::span<const Dispatch> dispatches, con
     const Dispatch& dispatch = dispatches[index];
     const Kernel& kernel = shared.kernels[dispatch.kernel];
     wait = wait || dispatch.barrier; // a command that is left out passes its barrier on
+    if (is_left_out(shared, dispatch))
+      continue;
     const ResolvedDispatch resolved =
         resolve(shared.device.capabilities, dispatch, kernel, values, regions, shared.limits.groups);
     if (resolved.empty())
@@ -154,7 +176,8 @@ const Launch& Launches::get(const Shared& shared, std::span<const int64_t> symbo
     return found->second;
   if (launches_.size() == most_launches)
     launches_.clear();
-  return launches_.try_emplace(Symbols(symbols.begin(), symbols.end()), shared, symbols).first->second;
+  return launches_.try_emplace(Symbols(symbols.begin(), symbols.end()), shared, symbols, Rounding::device)
+      .first->second;
 }
 
 } // namespace lapilli

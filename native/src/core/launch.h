@@ -30,10 +30,13 @@ struct Shared {
 // Throws INVALID_ARGUMENT for values that the method does not take.
 void check_symbols(const Method& method, std::span<const int64_t> symbols);
 
+// Who does the commands that round inputs to halves (see `rounds_input` in program.fbs): the host, while it copies, or the device.
+enum class Rounding { host, device };
+
 struct Launch {
   // Throws INVALID_ARGUMENT for values of symbols that the method does not take. `slack`: bytes by which bindings of slots are
   // widened.
-  Launch(const Shared& shared, std::span<const int64_t> symbols, uint64_t slack = 0);
+  Launch(const Shared& shared, std::span<const int64_t> symbols, Rounding rounding, uint64_t slack = 0);
 
   // What a plan does at load. The slots are its load_constant buffers.
   static Launch of_load(const Shared& shared);
@@ -69,6 +72,7 @@ struct Launch {
 
   std::vector<std::vector<int64_t>> shapes; // of the inputs and outputs
   std::vector<Slot> slots;
+  std::vector<bool> in_halves;   // inputs: whether their slots hold them rounded to halves
   std::vector<Bound> buffers;    // of the plan
   std::vector<Command> commands; // without those that have no work
   std::vector<Bound> bindings;
@@ -78,8 +82,9 @@ struct Launch {
 
 private:
   Launch() = default;
-  void place(const Shared& shared, const Values& values);
+  void place(const Shared& shared, const Values& values, Rounding rounding);
   void place_arena(const Shared& shared, const Values& values);
+  bool is_left_out(const Shared& shared, const Dispatch& dispatch) const;
   void add(const Shared& shared, std::span<const Dispatch> dispatches, const Values& values, uint64_t slack);
 };
 

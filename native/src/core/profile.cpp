@@ -109,7 +109,8 @@ void Run::read_buffer(uint32_t command, uint32_t buffer, std::span<std::byte> to
   const Region region = buffer < buffers ? launch_->buffers[buffer].in(slots_) : Region();
   if (region.buffer == nullptr)
     fail(LAPILLI_INVALID_ARGUMENT, "There is no buffer ", buffer, " in a run of this plan, which has ", buffers,
-         " buffers (those of kind load_constant exist only while loading).");
+         " buffers (those of kind load_constant exist only while loading, and an input that the host rounds to halves "
+         "never).");
   if (to.size() > region.size)
     fail(LAPILLI_INVALID_ARGUMENT, "Buffer ", buffer, " has ", region.size, " bytes, and ", to.size(),
          " were asked for.");

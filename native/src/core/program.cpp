@@ -229,8 +229,7 @@ Run& Program::acquire_with(uint32_t index, const Given& given) {
   try {
     check_tensors(wanted, given.inputs, run.inputs(), symbols.used());
     for (size_t i = 0; i < given.inputs.size(); ++i)
-      if (const lapilli_tensor& input = given.inputs[i]; input.size > 0)
-        copy_bytes(run.inputs()[i].mapped, input.data, static_cast<size_t>(input.size));
+      run.set_input(i, given.inputs[i].data);
   } catch (...) {
     release(run);
     throw;

@@ -1,6 +1,8 @@
 #include "core/run.h"
 
 #include "base/error.h"
+#include "base/halves.h"
+#include "base/parallel.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,7 +22,7 @@ void Run::prepare(std::span<const int64_t> symbols) {
   prepared_ = false;
   commands_->release();
   symbols_.assign(symbols.begin(), symbols.end());
-  launch_.emplace(shared_, symbols_, binding_slack());
+  launch_.emplace(shared_, symbols_, Rounding::host, binding_slack());
   slots_.resize(launch_->slots.size());
   place_arena();
   place_tensors();
@@ -90,13 +92,15 @@ void Run::place_tensors() {
   downloads_.clear();
   direct_outputs_ = false;
   const auto tensor = [&](size_t i, const Region& on_host) {
-    return Tensor{launch_->shapes[i], launch_->slots[i].tensor, mapped(on_host)};
+    const bool in_halves = i < inputs && launch_->in_halves[i];
+    return Tensor{launch_->shapes[i], launch_->slots[i].tensor * (in_halves ? 2 : 1), mapped(on_host), in_halves};
   };
   for (size_t i = 0; i < inputs; ++i) {
     slots_[i] = input_host_[i];
     const Tensor& input = inputs_.emplace_back(tensor(i, slots_[i]));
     // What lies between the tensor and the end of its buffer is zero.
-    std::memset(input.mapped + input.bytes, 0, static_cast<size_t>(sizes[i] - input.bytes));
+    const uint64_t bytes = launch_->slots[i].tensor;
+    std::memset(input.mapped + bytes, 0, static_cast<size_t>(sizes[i] - bytes));
     if (!copy_inputs)
       continue;
     if (sizes[i] > 0)
@@ -114,6 +118,17 @@ void Run::place_tensors() {
       downloads_.push_back({on_device, slot});
     slot = on_device;
   }
+}
+
+void Run::set_input(size_t index, const void* data) {
+  const Tensor& input = inputs_[index];
+  const auto bytes = static_cast<size_t>(input.bytes);
+  if (bytes == 0)
+    return;
+  if (input.in_halves)
+    round_to_halves(input.mapped, data, bytes / sizeof(float));
+  else
+    copy_bytes(input.mapped, data, bytes);
 }
 
 void Run::record_uploads(hal::Commands& commands) {

@@ -26,10 +26,12 @@ public:
   // An input or output as the host sees it.
   struct Tensor {
     std::span<const int64_t> shape;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0; // as the host sees it
     std::byte* mapped = nullptr;
+    bool in_halves = false; // floats of the host lie there rounded
   };
   std::span<const Tensor> inputs() const { return inputs_; }
+  void set_input(size_t index, const void* data);
   std::span<const Tensor> outputs() const { return outputs_; }
 
   // Sizes buffers and records commands for these symbols, unless that is what is recorded already. Not while in flight.

@@ -242,6 +242,7 @@ private:
       exprs("params", item.params);
       exprs("groups", item.groups);
       json_.field("barrier", item.barrier);
+      json_.field("rounds_input", item.rounds_input);
       cost("flops", item.flops);
       cost("bytes", item.bytes);
     });

@@ -38,6 +38,11 @@ uint32_t texel_size(BindingType type) {
 
 const char* name_of(DType dtype) { return dtype == DType::bool_ ? "bool" : schema::EnumNameDType(dtype); }
 
+Rounded rounded_by(const Dispatch& dispatch) {
+  const uint32_t to = dispatch.written & 1 ? 0 : 1;
+  return {dispatch.bindings[1 - to].buffer, dispatch.bindings[to].buffer};
+}
+
 const char* name_of(BufferKind kind) { return schema::EnumNameBufferKind(kind); }
 
 } // namespace lapilli

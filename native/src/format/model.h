@@ -106,6 +106,7 @@ struct Dispatch {
   std::array<ExprIndex, 3> groups;
   ExprIndex flops;
   ExprIndex bytes;
+  bool rounds_input = false;
 };
 
 struct Requirements {
@@ -120,6 +121,12 @@ struct Requirements {
   uint32_t max_texel_elements = 0;
   uint64_t storage_range = 0; // bytes of a storage buffer at once, where the next plan binds less
 };
+
+// What a command that rounds an input binds (see `rounds_input` in program.fbs).
+struct Rounded {
+  uint32_t from, to; // buffers: of kind input, of kind arena
+};
+Rounded rounded_by(const Dispatch& dispatch);
 
 struct Plan {
   std::string name;

@@ -339,6 +339,7 @@ private:
     once_each(result, method);
     commands(found.load(), result.load, true, method, result, dynamic);
     commands(found.run(), result.run, false, method, result, dynamic);
+    roundings(method, result);
     return result;
   }
 
@@ -422,6 +423,7 @@ private:
     result.groups = {found.groups_x(), found.groups_y(), found.groups_z()};
     result.flops = found.flops();
     result.bytes = found.bytes();
+    result.rounds_input = found.rounds_input();
     const std::string what = cat(loading ? "load" : "run", " command ", position, " (", result.label, ")");
     check_file(result.kernel < model_.kernels.size(), "The program is damaged: ", what, " names kernel ", result.kernel,
                " of ", model_.kernels.size(), ".");
@@ -485,6 +487,31 @@ private:
     }
     check_file(allowed, "The program is damaged: ", what, " may not ", written ? "write" : "read", " buffer \"",
                buffer.name, "\" of kind ", name_of(buffer.kind), ".");
+  }
+
+  // What a run may leave out, the host does instead: so it is all that is done to these buffers.
+  static void roundings(const Method& method, const Plan& plan) {
+    for (const Dispatch& dispatch : plan.load)
+      check_file(!dispatch.rounds_input, "The program is damaged: load command \"", dispatch.label,
+                 "\" rounds an input, and there are none yet.");
+    std::vector<uint32_t> read(plan.buffers.size()), written(plan.buffers.size()); // by how many bindings
+    for (const Dispatch& dispatch : plan.run)
+      for (size_t i = 0; i < dispatch.bindings.size(); ++i)
+        ++((dispatch.written >> i & 1) != 0 ? written : read)[dispatch.bindings[i].buffer];
+    for (const Dispatch& dispatch : plan.run) {
+      if (!dispatch.rounds_input)
+        continue;
+      bool is_alone = dispatch.bindings.size() == 2 && (dispatch.written == 1 || dispatch.written == 2);
+      if (is_alone) {
+        const auto [from, to] = rounded_by(dispatch);
+        const Buffer &input = plan.buffers[from], &result = plan.buffers[to];
+        is_alone = input.kind == BufferKind::input && method.inputs[input.index].dtype == DType::float32 &&
+                   result.kind == BufferKind::arena && read[from] == 1 && written[to] == 1;
+      }
+      check_file(is_alone, "The program is damaged: run command \"", dispatch.label,
+                 "\" must round an input of float32 that no other command reads, into a temporary buffer that no other "
+                 "writes.");
+    }
   }
 
   static void at_load(const Dispatch& dispatch, const std::vector<bool>& dynamic) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lapilli.cli.common import size
-from lapilli.runtime.description import INTERNAL, Description, MemoryPlan, Plan
+from lapilli.runtime.description import INTERNAL, Description, Dispatch, MemoryPlan, Plan
 from lapilli.runtime.interface import interfaces
 
 
@@ -50,6 +50,11 @@ def requirements(plan: Plan) -> str:
         elif name != "max_workgroup_size" and value and value != "any":
             parts.append(f"{name.replace('_', ' ')} {value}")
     return ", ".join(parts) or "any device"
+
+
+def operators(dispatch: Dispatch) -> str:
+    """What a dispatch computes, and whether the host does it instead."""
+    return f"{dispatch.label}, by the host while it copies" if dispatch.rounds_input else dispatch.label
 
 
 def arena(memory: MemoryPlan) -> str:

@@ -115,7 +115,7 @@ def _print(
 ) -> None:
     from rich.text import Text
 
-    from lapilli.cli.describe import arena, overview, requirements
+    from lapilli.cli.describe import arena, operators, overview, requirements
 
     rows(overview(program, description, values))
     for plan, plan_memory in zip(description.methods[0].plans, memory, strict=True):
@@ -128,7 +128,7 @@ def _print(
         for i, (dispatch, cost, why) in enumerate(zip(plan.run, plan_memory.commands, reasons, strict=True)):
             if everything or i < 30:
                 mark = "●" if dispatch.barrier else ""
-                dispatches.append((str(i), dispatch.label, name_of(dispatch.kernel), *_cost(cost), mark, why))
+                dispatches.append((str(i), operators(dispatch), name_of(dispatch.kernel), *_cost(cost), mark, why))
         names = ("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier", "why realised")
         print_table(out, names, dispatches)
         if slow := about_generic(dispatch.kernel for dispatch in plan.run):

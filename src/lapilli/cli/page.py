@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from lapilli.cli.common import size
-from lapilli.cli.describe import arena, overview, requirements
+from lapilli.cli.describe import arena, operators, overview, requirements
 from lapilli.cli.graph import drawn
 from lapilli.runtime.description import INTERNAL, Description, MemoryPlan, Plan
 
@@ -76,7 +76,7 @@ def page(
         rows = [
             (
                 str(i),
-                dispatch.label,
+                operators(dispatch),
                 dispatch.kernel,
                 "×".join(map(str, cost.groups)),
                 f"{cost.flops * 1e-6:.2f}" if cost.flops else "",

@@ -39,6 +39,7 @@ def lower(
     keyed: bool = False,
     weights: str | None = None,
     checked: bool = False,
+    from_host: bool = False,
 ) -> Graph:
     """The kernel IR of an exported module.
 
@@ -46,7 +47,8 @@ def lower(
     too. weights: how constants are stored, if it differs: also "fp16-exact" or "bf16-exact", as 16 bits those whose numbers they
     hold. keyed: the key of the random numbers is two symbols instead of
     a state. checked: int64 results that may not fit into 32 bits are checked in every run (`Graph.checks`). A placeholder
-    with meta["number"] ("float" or "int") is a number that kernels receive as a symbol with its 32 bits.
+    with meta["number"] ("float" or "int") is a number that kernels receive as a symbol with its 32 bits. from_host: the host gives
+    the inputs. Where intermediates are stored in half precision, it rounds those that only matrix products and convolutions read.
 
     Raises UnsupportedOperatorError naming every operator that has no lowering.
     """
@@ -68,8 +70,10 @@ def lower(
     converted: dict[tuple[Any, torch.dtype] | None, Any] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            values[node] = _placeholder(module, node, symbols, stored, inputs)
-            checks.given(values[node])
+            given = values[node] = _placeholder(module, node, symbols, stored, inputs)
+            checks.given(given)
+            if half and from_host and isinstance(given, Input) and _is_multiplied(node):
+                values[node] = _in_half(given)
         elif node.op == "call_function":
             first = next_id()
             again = (node.args[0], node.meta["val"].dtype) if node.target in CONVERSIONS and node not in kept else None
@@ -313,6 +317,23 @@ def _placeholder(
     made = Input(shape, dtype, node.name, "input", index=len(inputs), decoded=node.meta.get("decoded", False))
     inputs.append(made)
     return made
+
+
+_PRODUCTS = ("linear", "mm", "bmm", "addmm", "baddbmm", "matmul", "conv1d", "conv2d", "conv3d", "convolution")
+_MULTIPLY = frozenset(getattr(torch.ops.aten, name).default for name in _PRODUCTS)
+
+
+def _is_multiplied(node: fx.Node) -> bool:
+    """Whether only matrix products and convolutions read a float32 value."""
+    is_float32 = node.meta["val"].dtype is torch.float32
+    return is_float32 and bool(node.users) and all(user.target in _MULTIPLY for user in node.users)
+
+
+def _in_half(given: Input) -> Map:
+    """An input, rounded to float16 (see `schedule/rounded_inputs.py`)."""
+    axes, at = fresh_axes(given.shape)
+    body = narrow(load(given, at), DType.float16)
+    return Map(given.shape, DType.float16, f"{given.name}_half", "round", axes=axes, body=body)
 
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: bool) -> Any:

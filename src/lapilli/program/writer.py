@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ _OPERATION: dict[str, int] = {n: bit for n, bit in vars(fb.SubgroupOperation).it
 _SAMPLE = 61  # evenly spread bytes of a constant that are compared before all of it
 _MOST_SYMBOLS, _MOST_TENSORS = 1024, 4096
 """Of a method, in a file (docs/format.md)."""
+_IN_AND_OUT = 2
+"""Bindings of a kernel that reads one value whole and writes another."""
 _MOST_RANGE = 1 << 31
 """A cap on the bytes that a device must bind at once for a plan that binds values of dynamic size whole, if another plan binds
 them in parts: their bounds may be far larger than the sizes that occur.
@@ -51,7 +53,8 @@ class PlanSource:
     """The source of one plan: kernels, by output of their task.
 
     outputs: `Graph.written`. stored: results that are stored in a state, by id. windows: results that are part of another value's
-    memory. open_range: size in bytes of the largest value with a bound, if the next plan binds it in parts.
+    memory. open_range: size in bytes of the largest value with a bound, if the next plan binds it in parts. rounded: results that
+    are inputs rounded to float16, by id.
     """
 
     target: Target
@@ -61,6 +64,7 @@ class PlanSource:
     stored: Mapping[int, State] = field(default_factory=dict)
     windows: Mapping[int, Window] = field(default_factory=dict)
     open_range: int = 0
+    rounded: Collection[int] = ()
 
 
 class _Pool:
@@ -388,6 +392,7 @@ class _PlanWriter:
         d.groupsX, d.groupsY, d.groupsZ = (self.pool(g) for g in w.groups)
         d.barrier, d.label = barrier, task.label
         d.flops, d.bytes = self.pool(w.flops), self.pool(moved)
+        d.roundsInput = task.out.id in self.plan.rounded and len(w.bindings) == _IN_AND_OUT
         return d
 
     def _requirements(self) -> Any:

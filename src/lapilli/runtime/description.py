@@ -131,7 +131,9 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One kernel launch; `groups` are its work groups, `label` the operators that it computes."""
+    """One kernel launch; `groups` are its work groups, `label` the operators that it computes. rounds_input: it only rounds an
+    input to float16, and is left out where the host gives that: it is rounded while it is copied.
+    """
 
     label: str
     kernel: str
@@ -139,6 +141,7 @@ class Dispatch:
     barrier: bool
     buffers: tuple[int, ...]
     written: tuple[bool, ...]
+    rounds_input: bool
 
 
 @dataclass(frozen=True)
@@ -332,6 +335,7 @@ def _plan(index: int, node: Mapping[str, Any], kernels: Sequence[KernelSpec]) ->
                 d["barrier"],
                 tuple(b["buffer"] for b in d["bindings"]),
                 tuple(b["written"] for b in d["bindings"]),
+                d["rounds_input"],
             )
             for d in node[key]
         )

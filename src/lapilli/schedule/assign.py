@@ -1,9 +1,10 @@
 """Chooses the memory layout of every realised value, by minimising a cost over the whole graph.
 
-Inputs, outputs, states and constants are row-major. The initial choice is channels-last for what a convolution reads or writes,
-so that a vector of channels is one load; other values follow what they read, so that neighbours stay neighbours. Then a local
-search tries other orders for tasks that still read or write with large strides (`access_cost.py` defines the cost), together
-with the changes that this requires elsewhere, and accepts those that lower the total cost.
+Inputs, also those that are rounded to float16, outputs, states and constants are row-major. The initial choice is channels-last
+for what a convolution reads or writes, so that a vector of channels is one load; other values follow what they read, so that
+neighbours stay neighbours. Then a local search tries other orders for tasks that still read or write with large strides
+(`access_cost.py` defines the cost), together with the changes that this requires elsewhere, and accepts those that lower the total
+cost.
 """
 
 from __future__ import annotations

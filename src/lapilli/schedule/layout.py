@@ -35,6 +35,11 @@ class Layout:
         return replace(self, start=self.offset(first))
 
 
+def is_row_major(layout: Layout) -> bool:
+    """Whether it is that of inputs."""
+    return layout.order == tuple(range(len(layout.order))) and layout.start == 0
+
+
 def is_word(dtype: DType, half: bool) -> bool:
     """Whether an element can be stored without its neighbours; half: those of 16 bits can."""
     return dtype.size >= 4 or (half and dtype.is_short_float)

@@ -11,9 +11,10 @@ from lapilli.ir.node import Graph, Map, Node, State
 from lapilli.schedule.assign import assign
 from lapilli.schedule.concatenate import Window, write_into_concat
 from lapilli.schedule.fuse_reductions import fuse_rows
-from lapilli.schedule.layout import Layout
+from lapilli.schedule.layout import Layout, is_row_major
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
+from lapilli.schedule.rounded_inputs import rounded_inputs
 from lapilli.schedule.state import in_place, settle
 from lapilli.schedule.task import Task, make_tasks
 from lapilli.target import Target
@@ -45,6 +46,7 @@ class Schedule:
     order: Order
     stored: dict[int, State]  # values that are new values of states, by id
     windows: dict[int, Window]  # values stored as parts of others, by id
+    rounded: frozenset[int] = frozenset()  # inputs rounded to float16, by id
 
     def memory(self, node: Node) -> Node:
         """The value whose memory holds a value."""
@@ -70,7 +72,8 @@ def draft(source: Graph | tuple[Graph, Realized], target: Target, layout: str = 
     """Fusion and layouts. source: a graph, or the result of `realize_graph`; layout: as for `assign`."""
     graph, realized = realize_graph(source, target.half) if isinstance(source, Graph) else source
     tasks = fuse_rows(make_tasks(realized, target), graph.results, target)
-    layouts = assign(tasks, list(graph.inputs), graph.results, layout)
+    given = [*graph.inputs, *rounded_inputs(tasks, {r.id for r in graph.results})]
+    layouts = assign(tasks, given, graph.results, layout)
     tasks, windows = write_into_concat(tasks, layouts, graph, target.half)
     return Draft(target, graph, tasks, layouts, realized.views, windows)
 
@@ -81,4 +84,6 @@ def finish(made: Draft, selected: Sequence[Task]) -> Schedule:
     """
     tasks, stored = settle(made.graph.stores, list(selected), made.layouts)
     ordered = order(tasks, made.graph.results, stored, made.windows)
-    return Schedule(made.target, made.graph, tasks, made.layouts, made.views, ordered, stored, made.windows)
+    elsewhere = {r.id for r in made.graph.results} | set(stored) | set(made.windows)
+    rounded = frozenset(n.id for n in rounded_inputs(tasks, elsewhere) if is_row_major(made.layouts[n.id]))
+    return Schedule(made.target, made.graph, tasks, made.layouts, made.views, ordered, stored, made.windows, rounded)

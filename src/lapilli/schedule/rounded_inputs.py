@@ -1,0 +1,42 @@
+"""Finds tasks that only round an input to float16. Whoever gives that input can do so while copying it: half the bytes then
+travel to the device, and no kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, Load, narrow
+from lapilli.ir.node import Input, Node
+from lapilli.schedule.task import Task
+
+
+def rounded_inputs(tasks: Sequence[Task], elsewhere: set[int]) -> list[Node]:
+    """The results of these tasks. elsewhere: results whose memory is no temporary of their own, by id."""
+    readers = Counter(node.id for task in tasks for node in task.reads())
+    rounded = ((task.out, _rounded(task)) for task in tasks if task.out.id not in elsewhere)
+    return [out for out, given in rounded if given is not None and readers[given.id] == 1]
+
+
+def _rounded(task: Task) -> Input | None:
+    """The float32 input that a task rounds, each element to the same place."""
+    if task.out.dtype is not DType.float16 or task.template is not None or task.row is not None or task.partial:
+        return None
+    read = _read(task.value)
+    if read is None or not isinstance(read.node, Input) or read.node.dtype is not DType.float32:
+        return None
+    return read.node if read.index == task.store and _is_whole(task, read.node) else None
+
+
+def _read(value: Expr) -> Load | None:
+    """The load that a value rounds to float16. Storing rounds as well."""
+    for argument in (value, *getattr(value, "args", ())):
+        if isinstance(argument, Load) and value in (argument, narrow(argument, DType.float16)):
+            return argument
+    return None
+
+
+def _is_whole(task: Task, given: Node) -> bool:
+    return task.out.shape == given.shape and task.reduction is None and not task.within
