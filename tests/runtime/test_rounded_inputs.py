@@ -129,6 +129,15 @@ def test_inputs_that_others_read_too_stay_as_they_are() -> None:
     assert rounding(compile_to_bytes(Twice(), (torch.randn(8, 8),))) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16])
+def test_inputs_of_other_types_are_converted_by_kernels(dtype: torch.dtype) -> None:
+    x = (torch.arange(15).reshape(3, 5) % 4 > 1).to(dtype)
+    data = compile_to_bytes(Halved(nn.functional.linear, torch.ones(2, 5)), (x,))
+    assert rounding(data) == []
+    (got,) = NativeProgram.load(data, cache_dir="").run([x.numpy()])
+    assert np.array_equal(got, x.double().sum(1, keepdim=True).expand(3, 2).numpy())
+
+
 def test_what_is_rounded_can_be_a_result_too() -> None:
     class Returned(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

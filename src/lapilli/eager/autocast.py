@@ -44,6 +44,7 @@ _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put 
 _KEY = "AutocastPrivateUse1"
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 _cache = threading.local()
+_Parameter = torch.nn.Parameter
 
 
 def register(library: Any) -> None:
@@ -108,7 +109,24 @@ def _with(op: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype) ->
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.dtype is dtype else _cast(tensor, dtype)
 
-    return op(*_converted(args, cast), **_converted(kwargs, cast))
+    given = []
+    for value in args:  # most are tensors, numbers and sizes: without a call for each
+        kind = type(value)
+        if kind is torch.Tensor or kind is _Parameter:
+            given.append(value if value.dtype is dtype or not _eligible(value) else _cast(value, dtype))
+        elif value is None or kind is int or kind is bool or kind is float:
+            given.append(value)
+        else:
+            given.append(_converted(value, cast))
+    return op(*given, **_converted(kwargs, cast)) if kwargs else _QUICKER.get(op, op)(*given)
+
+
+_QUICKER: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.conv1d.default: torch.conv1d, torch.ops.aten.conv2d.default: torch.conv2d,
+    torch.ops.aten.conv3d.default: torch.conv3d, torch.ops.aten.linear.default: torch._C._nn.linear,
+    torch.ops.aten.matmul.default: torch.matmul, torch.ops.aten.mm.default: torch.mm, torch.ops.aten.bmm.default: torch.bmm,
+}  # fmt: skip
+"""The same operators by functions whose arguments PyTorch reads in a third of the time."""
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -192,6 +192,7 @@ def ready() -> None:
             composite_ops,
             dispatch,
             fft,
+            lists,
             memory_ops,
             optimizers,
             refused_numbers,

@@ -25,16 +25,16 @@ def _rounded(task: Task) -> Input | None:
     if task.out.dtype is not DType.float16 or task.template is not None or task.row is not None or task.partial:
         return None
     read = _read(task.value)
-    if read is None or not isinstance(read.node, Input) or read.node.dtype is not DType.float32:
+    if read is None or not isinstance(read.node, Input):
         return None
     return read.node if read.index == task.store and _is_whole(task, read.node) else None
 
 
 def _read(value: Expr) -> Load | None:
-    """The load that a value rounds to float16. Storing rounds as well."""
-    for argument in (value, *getattr(value, "args", ())):
-        if isinstance(argument, Load) and value in (argument, narrow(argument, DType.float16)):
-            return argument
+    """The load of float32 that a value rounds to float16. Storing rounds as well."""
+    for read in (value, *getattr(value, "args", ())):
+        if isinstance(read, Load) and read.node.dtype is DType.float32:
+            return read if value in (read, narrow(read, DType.float16)) else None
     return None
 
 
