@@ -205,7 +205,7 @@ def test_convolution_on_units(name: str) -> None:
 FITTING = [t for t in (*tiles._MENU, *tiles._LARGE, *tiles._OTHERS) if tiles.byte_memory(t, True) <= as_gpu.SHARED]
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(9)
 @pytest.mark.parametrize("tile", FITTING, ids=str)
 def test_every_tile_on_units(tile: tiles.MatrixTile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "byte_tiles", lambda *given: [tile])

@@ -61,7 +61,7 @@ def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return name
 
 
-@pytest.mark.part(1)
+@pytest.mark.part(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_keys_in_front_of_and_behind_what_is_seen(name: str, plan: str) -> None:
     context, window, positions = ROWS[name]

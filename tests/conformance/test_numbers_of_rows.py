@@ -76,7 +76,7 @@ def program_of(model: nn.Module, x: Tensor, axis: int, plan: str, **options: Any
     return lapilli.compile(made, (given,), dynamic_shapes=shapes, target=plan, fallback="error", **options)
 
 
-@pytest.mark.part(1)
+@pytest.mark.part(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_any_number_of_rows(name: str, plan: str) -> None:
     make, given, axis = MODELS[name]

@@ -89,7 +89,7 @@ def test_gguf_files_hold_the_same_models(kind: str, blocks: str, tmp_path: Path)
         assert stored < 1.1 * matrices * (4 if blocks == "F32" else 2)
 
 
-@pytest.mark.part(3)
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["cpu-fp16", "gpu-fp16", "gpu-fp16-matrix"])
 def test_half_precision_keeps_halves_in_the_cache(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention of prompts is then computed by matrix units, where there are some."""
@@ -580,7 +580,7 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
 
 
 @pytest.mark.parametrize("quantize, most", [("int8", 0.32), ("int4", 0.19)])
-@pytest.mark.part(2)
+@pytest.mark.long
 def test_folders_can_be_quantized_on_the_way(quantize: Any, most: float, tmp_path: Path) -> None:
     """The size is that of codes and scales, and the tokens those of the numbers that they mean."""
     model = made("qwen2")

@@ -179,6 +179,7 @@ def test_times_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None
         model.transcribe(long, rate=RATE, times=True, stop="a")
 
 
+@pytest.mark.long
 def test_words_are_where_transformers_finds_them(timed: tuple[Any, Transcriber]) -> None:
     """Ends of tokens, of answers with times and without; and words of them."""
     exact, model = timed
@@ -201,6 +202,7 @@ def test_words_are_where_transformers_finds_them(timed: tuple[Any, Transcriber])
             assert joined == "".join(passage.answer.text.split()).replace(" ", "")
 
 
+@pytest.mark.long
 def test_beams_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
     """Scores are of all tokens, of those, too, that are never written; with times and without."""
     exact, model = timed

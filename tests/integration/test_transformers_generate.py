@@ -97,6 +97,7 @@ def test_the_end_and_a_whole_context() -> None:
     assert own.generate(tokens.to("vulkan"), max_length=most, do_sample=False).cpu().equal(want)
 
 
+@pytest.mark.long
 def test_what_the_caller_chooses_stays() -> None:
     model, own = pair("llama")
     tokens = prompt(1, 5)

