@@ -16,9 +16,11 @@ from torch import nn
 
 import lapilli
 from lapilli.codegen import gpu
+from lapilli.compiler import compile_to_bytes
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import as_int
 from lapilli.ir.node import Input
+from lapilli.runtime.description import Description
 from lapilli.schedule.contraction import Operand
 
 
@@ -37,6 +39,9 @@ MODELS = {
     "groups of 8 channels": (nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, 3, 1, 1, groups=2)), (1, 3, 6, 5)),
     "groups, channels first": (nn.Conv2d(32, 48, 3, 2, groups=2), (1, 32, 10, 10)),
     "linear, several rows": (nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 7)), (3, 24)),
+    "patches": (nn.Sequential(nn.Conv2d(3, 40, 16, 16), nn.GELU(), nn.Conv2d(40, 8, 1)), (2, 3, 32, 48)),
+    "patches of 196 pixels": (nn.Conv2d(1, 24, 14, 14), (3, 1, 28, 42)),
+    "patches of 210, pixels left over": (nn.Conv2d(3, 17, (7, 10), (7, 10)), (2, 3, 23, 41)),
 }  # fmt: skip
 
 
@@ -54,6 +59,40 @@ def test_matrix_kernels_agree(emulated: None, name: str) -> None:
     # no worse than torch's own half precision; the floor is one unit of rounding, for models where torch rounds luckily
     assert error <= max(((half - exact).norm() / exact.norm()).item(), 2**-11), error
     assert np.isfinite(result.numpy()).all()
+
+
+@pytest.mark.parametrize(("convolution", "shape", "wanted"), [
+    (nn.Conv2d(3, 40, 16, 16), (2, 3, 32, 48), True),
+    (nn.Conv2d(3, 40, 8, 8), (2, 3, 32, 48), True),
+    (nn.Conv2d(3, 40, 4, 4), (2, 3, 32, 48), False),  # short: the kernel that gathers them is as fast
+    (nn.Conv2d(3, 40, 16, 8), (2, 3, 32, 48), False),  # they overlap
+    (nn.Conv2d(3, 40, 16, 16, padding=4), (2, 3, 32, 48), False),
+    (nn.Conv2d(8, 40, 16, 16), (2, 8, 32, 48), False),
+])  # fmt: skip
+def test_large_patches_are_copied_to_rows(convolution: nn.Conv2d, shape: tuple[int, ...], wanted: bool) -> None:
+    data = compile_to_bytes(convolution, (torch.zeros(shape),), precision="fp16", target="gpu-fp16-matrix")
+    labels = [d.label for d in Description.of(data).methods[0].plans[0].run]
+    assert ("pack patches" in labels) is wanted, labels
+
+
+def test_patches_of_any_batch_and_place(emulated: None) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 16, 8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.convolution(x[:, 1:, 2:].flip(0).transpose(2, 3)).flatten(2).transpose(1, 2)
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 4, 26, 17)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+    sizes = [{0: torch.export.Dim("n", min=1, max=9)}]
+    with lapilli.compile(model, (x,), precision="fp16", target="gpu-fp16-matrix", dynamic_shapes=sizes) as program:
+        assert "pack patches" in [d.label for d in program.description.methods[0].plans[0].run]
+        for n in (3, 1, 2):
+            assert (program(x[-n:]) - exact[:n]).abs().max() <= 2**-9 * exact.abs().max()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -114,7 +114,7 @@ def divide(tile: tiles.MatrixTile, patch: pytest.MonkeyPatch) -> None:
     found = tiles.matrix_tiles
 
     def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
-        divisible, _ = args[-2:]
+        divisible = args[-3]
         return [tile, *found(*args)] if divisible else found(*args)
 
     patch.setattr(tiles, "matrix_tiles", matrix_tiles)

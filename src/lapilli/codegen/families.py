@@ -72,6 +72,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
     Convolution: (
         Family("tiles of turned windows", _gpu, gpu_turned.turned),
         Family("depthwise", _gpu, lambda v, task, ctx: gpu.depthwise(v, ctx)),
+        Family("patches on matrix units", _matrix, lambda v, task, ctx: gpu.patches(v, ctx)),
         Family("few channels on matrix units", _matrix, lambda v, task, ctx: gpu.first_layer(v, ctx)),
         Family("bytes of windows on matrix units", _bytes, lambda v, task, ctx: gpu_dot.convolution_on_units(v, ctx)),
         Family("dot products of windows", _dot, lambda v, task, ctx: gpu_dot.convolution(v, ctx)),

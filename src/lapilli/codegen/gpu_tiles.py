@@ -14,7 +14,8 @@ from lapilli.codegen.template import Context
 from lapilli.codegen.tiles import MatrixTile, SimtTile
 from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, parts_source, source, source8, with_sizes
 from lapilli.ir.dtype import DType
-from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
+from lapilli.ir.expr import loads
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, product
 from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
@@ -57,6 +58,13 @@ def finish_on_units(
     struct = f"TileParams t; {rows.struct} a;"
     modules = (*rows.modules, "parts")
     return w.finish(call, groups, (t.invocations, 1, 1), f"{kind}_{name}", struct, modules, plain=True)
+
+
+def _read_beside(task: Task) -> int:
+    """Bytes that the epilogue reads for each result, of values as large as that."""
+    size = estimate(product(task.out.shape))
+    read = {ld.node.id: ld.node for ld in loads(task.value) if ld.node is not task.reduction}.values()
+    return sum(node.dtype.size for node in read if estimate(product(node.shape)) >= size)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,8 @@ class Tiles(RowTemplate):
         turned = self.rows.transposed, self.transposed_w
         windows = self.rows.struct in ("ConvParams", "TurnedParams")
         divisible = ctx.target.between_groups and self._is_divisible(task)
-        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible, self.fragments)
+        beside = _read_beside(task)
+        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible, self.fragments, beside)
         return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 
     def _is_divisible(self, task: Task) -> bool:

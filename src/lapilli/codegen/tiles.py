@@ -73,7 +73,8 @@ _DECODING = MatrixTile(128, 128, 64, 64, 64, 2, 1, True)
 class _Rate:
     """How fast a tile is. held: by a compute unit at once. start: microseconds that a round of tiles takes beside its products;
     full: operations in a picosecond when all units hold as many as they can, lying: the same of a right operand [N, K], alone: when
-    each unit has one. With some tiles each, the time of a round is between the two.
+    each unit has one. With some tiles each, the time of a round is between the two. beside: microseconds for each megabyte that the
+    epilogue reads.
     """
 
     tile: MatrixTile
@@ -82,6 +83,7 @@ class _Rate:
     full: float
     lying: float
     alone: float
+    beside: float = 0
 
     def time(self, batch: int, m: int, n: int, k: int, units: int, lying: bool) -> float:
         """In microseconds, if all units were those that were measured."""
@@ -116,6 +118,17 @@ _WORTH_FRAGMENTS = 0.95
 """With what part of the time fragments are worth it."""
 _MUCH, _LONG = 1 << 31, 512
 """Terms of a product, and sizes, from which on these are compared."""
+_RATES_OF_MANY = (
+    _Rate(MatrixTile(128, 128, 32, 64, 64, 1, 1, True), 2, 6.6, 262, 210, 169, 1.43),
+    _Rate(_DECODING, 1, 3.3, 250, 200, 250, 1.43),
+    _Rate(_LARGE[0], 1, 13.0, 300, 225, 300, 1.43),
+    _Rate(MatrixTile(64, 64, 64, 32, 32, 1, 1), 4, 5.8, 178, 146, 39, 1.43),
+    _Rate(MatrixTile(32, 32, 32, 16, 16, 1, 1), 12, 2.8, 69, 57, 8),
+)
+"""The same for convolutions of many images, and products that are long in rows alone: the layers of ResNet50 for 64 images. Large
+tiles wait for what they read beside; small ones, of which a unit holds many, do not. Of right operands [N, K] nothing was measured:
+they are slower by as much as above.
+"""
 
 _OTHERS = tuple(
     MatrixTile(*t)
@@ -144,10 +157,10 @@ def matrix_tile(
 
 def matrix_tiles(
     batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False),
-    divisible: bool = False, fragments: bool = False,
+    divisible: bool = False, fragments: bool = False, beside: int = 0,
 ) -> list[MatrixTile]:  # fmt: skip
     """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`. divisible: whether work groups may
-    share the sum of a tile; fragments: whether the right operand lies so.
+    share the sum of a tile; fragments: whether the right operand lies so; beside: bytes that the epilogue reads for each result.
     """
 
     def fits(t: MatrixTile) -> bool:
@@ -156,15 +169,23 @@ def matrix_tiles(
     def time(t: MatrixTile) -> float:
         return matrix_time(t, batch, m, n, k, target.compute_units, convolution)
 
-    if convolution or not _is_large(batch, m, n, k):
+    def rated(rates: Sequence[_Rate]) -> list[MatrixTile]:
+        def expected(r: _Rate) -> float:
+            read = r.beside * 1e-6 * beside * batch * m * n * _UNITS / target.compute_units
+            return r.time(batch, m, n, k, target.compute_units, turned[1]) + read
+
+        return [r.tile for r in sorted((r for r in rates if fits(r.tile)), key=expected)]
+
+    if not convolution and _is_large(batch, m, n, k):
+        large = rated(_RATES_BY_FRAGMENTS if fragments else _RATES_OF_LARGE)
+    elif batch * m * n * k >= _MUCH:
+        large = rated(_RATES_OF_MANY)
+    else:
         large = [
             t
             for t in _LARGE
             if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
         ]
-    else:
-        fitting = [r for r in (_RATES_BY_FRAGMENTS if fragments else _RATES_OF_LARGE) if fits(r.tile)]
-        large = [r.tile for r in sorted(fitting, key=lambda r: r.time(batch, m, n, k, target.compute_units, turned[1]))]
     menu = _MENU if convolution else (*_MENU, _WIDE)
     best = sorted((t for t in menu if fits(t) and t not in large), key=time)
     others = sorted((t for t in (*_LARGE, *_OTHERS) if fits(t) and t not in large), key=time)
