@@ -206,6 +206,25 @@ def test_changes_of_what_a_gradient_needs_are_noticed() -> None:
     assert kept[1].tolist() == [2, 2]
 
 
+def test_negated_views_are_what_they_stand_for() -> None:
+    """PyTorch resolves them before it calls a kernel, after calls with plain tensors too."""
+    for _ in range(2):
+        x = torch.arange(6.0).to("vulkan")
+        given = [torch._neg_view(x[:3]), torch._neg_view(x[3:])]
+        added = [torch.ones(3, device="vulkan") for _ in range(2)]
+        torch._foreach_add(added, 1.0)
+        assert [t.tolist() for t in torch._foreach_add(added, given)] == [[1, 0, -1], [-2, -3, -4]]
+        with pytest.raises(RuntimeError, match="negation"):  # as on the CPU
+            torch._foreach_add_(given, added)
+
+
+def test_one_number_for_all_has_no_dimensions() -> None:
+    for device in ("cpu", "vulkan"):
+        given = [torch.ones(3, device=device) for _ in range(2)]
+        with pytest.raises(RuntimeError, match="0 dim"):
+            torch._foreach_mul(given, torch.ones(1, device=device))
+
+
 def test_gradients_go_through() -> None:
     a = [torch.rand(3, 2).to("vulkan").requires_grad_() for _ in range(3)]
     total = sum(

@@ -113,9 +113,7 @@ class ListOperator:
             return None
         if any(not t.dtype.is_floating_point or t.dtype in REFUSED for t in tensors):
             return None
-        if any(t.numel() != 1 or t.is_conj() or t.is_neg() for t in shared) or not all(
-            map(_is_flat, zip(*lists, strict=True))
-        ):
+        if any(t.dim() for t in shared) or not all(map(_is_flat, zip(*lists, strict=True))):
             return None
         most = min(MOST_ELEMENTS, (target_of(index).storage or 1 << 62) // 4)
         if max(t.numel() for t in first) > most or not self._takes(leaves, count):
@@ -227,8 +225,7 @@ def _is_flat(slot: Sequence[Tensor]) -> bool:
     """Whether the tensors of a slot have their elements in the same order, without gaps."""
     first = slot[0]
     alike = all(t.shape == first.shape and t.stride() == first.stride() for t in slot)
-    plain = not any(t.is_conj() or t.is_neg() for t in slot)
-    return alike and plain and first.numel() > 0 and storage.is_dense(first)
+    return alike and first.numel() > 0 and storage.is_dense(first)
 
 
 def _like(tensor: Tensor, index: int) -> Tensor:
