@@ -403,7 +403,9 @@ def kernels_of(s: Schedule) -> list[Planned]:
 
 def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
     """The program file of a prepared module without metadata, and the schedules of its plans."""
-    return _assemble({half: lower(module, precision, half) for half in {t.half for t in targets}}, targets)
+    return _assemble(
+        {half: lower(module, precision, half, from_host=True) for half in {t.half for t in targets}}, targets
+    )
 
 
 def assemble_graph(graph: Graph, target: Target) -> tuple[bytes, Schedule]:

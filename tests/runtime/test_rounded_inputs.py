@@ -176,6 +176,11 @@ def test_half_precision_rounds_what_only_products_read() -> None:
         program(x.half())
 
 
+def test_verify_checks_what_the_host_rounds() -> None:
+    checks = lapilli.verify(Small().eval(), (torch.randn(2, 3, 19, 21),), precision="fp16")
+    assert [check.error for check in checks if check.label == "round"] == [0.0]
+
+
 def test_runs_after_each_other_and_methods_beside_each_other() -> None:
     torch.manual_seed(0)
     model, x = Small().eval(), torch.randn(2, 3, 19, 21)
