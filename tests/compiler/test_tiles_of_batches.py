@@ -68,3 +68,10 @@ def test_the_tile_is_the_fastest_or_nearly_so(layer: tuple[int, int, int, int, b
     batch, rows, columns, terms, windows, beside = layer
     chosen = str(matrix_tiles(batch, rows, columns, terms, H100, windows, beside=beside)[0])
     assert MEASURED[layer][chosen] <= 1.06 * min(MEASURED[layer].values()), chosen
+
+
+@pytest.mark.parametrize("columns", [64, 256])
+def test_long_sums_of_few_tiles_keep_small_ones(columns: int) -> None:
+    """As gradients of weights are: large tiles would leave most of the GPU idle."""
+    tile = matrix_tiles(1, 64, columns, 200704, H100, False, divisible=True)[0]
+    assert str(tile) == "16x16x512 of 16x16 by 8"

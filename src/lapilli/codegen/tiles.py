@@ -125,9 +125,10 @@ _RATES_OF_MANY = (
     _Rate(MatrixTile(64, 64, 64, 32, 32, 1, 1), 4, 5.8, 178, 146, 39, 1.43),
     _Rate(MatrixTile(32, 32, 32, 16, 16, 1, 1), 12, 2.8, 69, 57, 8),
 )
-"""The same for convolutions of many images, and products that are long in rows alone: the layers of ResNet50 for 64 images. Large
-tiles wait for what they read beside; small ones, of which a unit holds many, do not. Of right operands [N, K] nothing was measured:
-they are slower by as much as above.
+"""The same for convolutions of many images, and products that are long in rows alone, where half of the units have a tile of
+128x128 at least (gradients of weights, whose sums are long, have few): the layers of ResNet50 for 64 images. Large tiles wait for
+what they read beside; small ones, of which a unit holds many, do not. Right operands [N, K] were not measured: they are slower by
+as much as above.
 """
 
 _OTHERS = tuple(
@@ -178,7 +179,7 @@ def matrix_tiles(
 
     if not convolution and _is_large(batch, m, n, k):
         large = rated(_RATES_BY_FRAGMENTS if fragments else _RATES_OF_LARGE)
-    elif batch * m * n * k >= _MUCH:
+    elif batch * m * n * k >= _MUCH and 2 * _tiles(batch, m, n, 128, 128) >= target.compute_units:
         large = rated(_RATES_OF_MANY)
     else:
         large = [
