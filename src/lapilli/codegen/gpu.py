@@ -264,7 +264,7 @@ def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
 
 
 _LONG_PATCH = 192
-"""Terms of a window from which on its copy is worth it: an image of 16x16 patches takes a third of the time."""
+"""Terms of a window from which on a copy of it should pay: of 16x16 patches by the times of others, not measured as a whole."""
 
 
 def patches(v: ConvolutionView, ctx: Context) -> Tiles | None:

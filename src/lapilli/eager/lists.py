@@ -7,7 +7,7 @@ share memory, where the order of the calls matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,6 @@ class _Prepared:
     symbols: Sequence[tuple[str, int]]
     slots: int
     sizes: list[int]
-    bytes_each: Sequence[int]  # by list or tensor
     alignment: int
     index: int
 
@@ -101,15 +100,13 @@ class ListOperator:
     def _prepare(self, leaves: Sequence[Any]) -> _Prepared | None:
         """What calls with such arguments need; None: they are left to PyTorch."""
         device_state.check_fork()
-        lists = [leaf for kind, leaf in zip(self.kinds, leaves, strict=True) if kind == "list"]
-        shared = [leaf for kind, leaf in zip(self.kinds, leaves, strict=True) if kind == "tensor"]
+        lists, shared = self._of_kind("list", leaves), self._of_kind("tensor", leaves)
         first = lists[0]
         count, index = len(first), first[0].get_device() if first else -1
         tensors = [*(t for of in lists for t in of), *shared]
         if count < 2 or any(len(of) != count for of in lists) or not all(map(device_state.is_ours, tensors)):
             return None
-        dtypes = [{t.dtype for t in of} for of in [*lists, *([t] for t in shared)]]
-        if any(len(of) > 1 for of in dtypes) or any(t.get_device() != index for t in tensors):
+        if any(t.dtype is not of[0].dtype for of in lists for t in of) or any(t.get_device() != index for t in tensors):
             return None
         if any(not t.dtype.is_floating_point or t.dtype in REFUSED for t in tensors):
             return None
@@ -119,9 +116,9 @@ class ListOperator:
         if max(t.numel() for t in first) > most or not self._takes(leaves, count):
             return None
         slots = next((n for n in SLOTS if n >= count), SLOTS[-1])
-        order = {"list": iter(dtypes[: len(lists)]), "tensor": iter(dtypes[len(lists) :])}
-        found = tuple(next(iter(next(order[kind]))) for kind in self.kinds if kind in order)
-        form = ListForm(self.each, self.form, found, slots)
+        given = [leaf[0] if kind == "list" else leaf for kind, leaf in zip(self.kinds, leaves, strict=True)]
+        dtypes = tuple(x.dtype for x in given if isinstance(x, Tensor))
+        form = ListForm(self.each, self.form, dtypes, slots)
         try:
             native, symbols = list_program(form, index)
         except (CannotRun, LapilliError):
@@ -129,8 +126,10 @@ class ListOperator:
         stream = device_state.stream_of(index)
         inputs = len(shared) + slots * len(lists)
         enqueue = stream.launch(native, 0, len(symbols), inputs, slots)
-        sizes = [t.numel() for t in first]
-        return _Prepared(enqueue, symbols, slots, sizes, [d.itemsize for d in found], stream.alignment, index)
+        return _Prepared(enqueue, symbols, slots, [t.numel() for t in first], stream.alignment, index)
+
+    def _of_kind(self, wanted: str, leaves: Sequence[Any]) -> list[Any]:
+        return [leaf for kind, leaf in zip(self.kinds, leaves, strict=True) if kind == wanted]
 
     def _takes(self, leaves: Sequence[Any], count: int) -> bool:
         """Whether all numbers are plain, one for each tensor where they are a list."""
@@ -146,7 +145,7 @@ class ListOperator:
         """Queues the work. Returns the new tensors (those of the first list if it is in place); None: nothing is queued, for the
         values of this call do not fit.
         """
-        lists = [leaf for kind, leaf in zip(self.kinds, leaves, strict=True) if kind == "list"]
+        lists = self._of_kind("list", leaves)
         numbers: dict[tuple[str, int], int] = {}
         largest = torch.finfo(lists[0][0].dtype).max
         for k, (kind, leaf) in enumerate(zip(self.kinds, leaves, strict=True)):
@@ -154,7 +153,7 @@ class ListOperator:
                 if abs(number) > largest and abs(number) != _INFINITY:
                     return None
                 numbers[(kind, slot if kind == "numbers" else k)] = bits(float(number))
-        places = self._places(prepared, leaves, lists)
+        places = self._places(prepared.alignment, lists, self._of_kind("tensor", leaves))
         if places is None:
             return None
         shared, taken = places
@@ -185,23 +184,16 @@ class ListOperator:
         return results
 
     def _places(
-        self, prepared: _Prepared, leaves: Sequence[Any], lists: Sequence[Sequence[Tensor]]
+        self, alignment: int, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor]
     ) -> tuple[list[int], list[list[int]]] | None:
         """Address and offset of the tensors for all slots, and of those of each slot; None if some do not begin where kernels can
         read, or share memory that is written.
         """
-        alignment, shared, sizes = prepared.alignment, [], []
-        for kind, leaf, size in _beside(self.kinds, leaves, prepared.bytes_each):
-            if kind == "list":
-                sizes.append(size)
-                continue
-            buffer, offset = storage.buffer_of(leaf), leaf.storage_offset() * size
-            if offset % alignment:
-                return None
-            shared += [buffer.address, offset]
+        shared: list[int] = []
         taken: list[list[int]] = [[] for _ in lists[0]]
-        for of, size in zip(lists, sizes, strict=True):
-            for words, tensor in zip(taken, of, strict=True):
+        for of, into in [*((given, taken) for given in lists), *(([t], [shared]) for t in tensors)]:
+            size = of[0].itemsize
+            for words, tensor in zip(into, of, strict=True):
                 offset = tensor.storage_offset() * size
                 if offset % alignment:
                     return None
@@ -231,13 +223,6 @@ def _is_flat(slot: Sequence[Tensor]) -> bool:
 def _like(tensor: Tensor, index: int) -> Tensor:
     steps = None if tensor.is_contiguous() else tensor.stride()
     return storage.empty(tensor.shape, tensor.dtype, index, steps)
-
-
-def _beside(kinds: Sequence[str], leaves: Sequence[Any], sizes: Sequence[int]) -> Iterator[tuple[str, Any, int]]:
-    """The lists and tensors among the arguments, with the bytes of an element."""
-    found = [(kind, leaf) for kind, leaf in zip(kinds, leaves, strict=True) if kind in ("list", "tensor")]
-    for (kind, leaf), size in zip(found, sizes, strict=True):
-        yield kind, leaf, size
 
 
 _EACH: Mapping[str, Mapping[str, Overload]] = {

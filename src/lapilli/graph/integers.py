@@ -236,10 +236,12 @@ def compute_in_integers(module: Module) -> int:
 
 
 INTEGERS = "integers"
-_PRODUCTS = (
+MULTIPLY = (
     aten.linear.default, *_CONVOLUTIONS, aten.bmm.default, aten.mm.default, aten.addmm.default, aten.matmul.default,
-    aten.baddbmm.default, aten.scaled_dot_product_attention.default,
+    aten.baddbmm.default,
 )  # fmt: skip
+"""Matrix products and convolutions."""
+_PRODUCTS = (*MULTIPLY, aten.scaled_dot_product_attention.default)
 
 _OF_TWO = (aten.bmm.default, aten.mm.default, aten.matmul.default)
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from lapilli.errors import CompileError, UnsupportedOperatorError
-from lapilli.graph.integers import is_exact
+from lapilli.graph.integers import MULTIPLY, is_exact
 from lapilli.graph.module import Module
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -319,14 +319,10 @@ def _placeholder(
     return made
 
 
-_PRODUCTS = ("linear", "mm", "bmm", "addmm", "baddbmm", "matmul", "conv1d", "conv2d", "conv3d", "convolution")
-_MULTIPLY = frozenset(getattr(torch.ops.aten, name).default for name in _PRODUCTS)
-
-
 def _is_multiplied(node: fx.Node) -> bool:
     """Whether only matrix products and convolutions read a float32 value."""
     is_float32 = node.meta["val"].dtype is torch.float32
-    return is_float32 and bool(node.users) and all(user.target in _MULTIPLY for user in node.users)
+    return is_float32 and bool(node.users) and all(user.target in MULTIPLY for user in node.users)
 
 
 def _in_half(given: Input) -> Map:

@@ -22,12 +22,14 @@ def rounded_inputs(tasks: Sequence[Task], elsewhere: set[int]) -> list[Node]:
 
 def _rounded(task: Task) -> Input | None:
     """The float32 input that a task rounds, each element to the same place."""
-    if task.out.dtype is not DType.float16 or task.template is not None or task.row is not None or task.partial:
+    if task.out.dtype is not DType.float16 or task.template is not None or task.row is not None:
+        return None
+    if task.reduction is not None or task.partial or task.within:
         return None
     read = _read(task.value)
     if read is None or not isinstance(read.node, Input):
         return None
-    return read.node if read.index == task.store and _is_whole(task, read.node) else None
+    return read.node if read.index == task.store and read.node.shape == task.out.shape else None
 
 
 def _read(value: Expr) -> Load | None:
@@ -36,7 +38,3 @@ def _read(value: Expr) -> Load | None:
         if isinstance(read, Load) and read.node.dtype is DType.float32:
             return read if value in (read, narrow(read, DType.float16)) else None
     return None
-
-
-def _is_whole(task: Task, given: Node) -> bool:
-    return task.out.shape == given.shape and task.reduction is None and not task.within
