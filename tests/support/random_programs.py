@@ -31,7 +31,7 @@ from whole_programs.process import Worker
 from whole_programs.program import Program
 from whole_programs.shrink import closed, smallest
 
-ALL = ["compile32", "compile16", "dynamo", "dynamo-dynamic", "grad", "grad2", "train"]
+ALL = ["compile32", "compile16", "dynamo", "dynamo-dynamic", "grad", "repeated", "grad2", "train"]
 ALL += ["eager", "eager-grad", "eager-grad2", "eager-train"]
 BAD = ("wrong", "fails", "crash", "hang")
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from lapilli.backend.fixed_sizes import fix_sizes
 from lapilli.backend.output_views import View, is_whole, view_of
 from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.size_sources import Sources, expression
@@ -84,18 +85,21 @@ class Prepared:
 
 def prepare(
     gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], updates: Updates | None = None, views: bool = True,
-    changed: Sequence[int] = (), most: Mapping[str, int] | None = None,
+    changed: Sequence[int] = (), most: Mapping[str, int] | None = None, sizes: Mapping[str, int] | None = None,
 ) -> Prepared:  # fmt: skip
     """Prepares a graph for the compiler, and leaves gm unchanged.
 
     constants: values of arguments that are the same in every call, by position. views: whether to leave final views to the
     host. changed: positions of arguments whose new values are the first results; those of which only some entries change are
-    changed in place (`Prepared.in_place`). most: upper bounds of sizes, by name.
+    changed in place (`Prepared.in_place`). most: upper bounds of sizes, by name. sizes: values of them.
     """
+    ranges = _bounded(_ranges([n for n in gm.graph.nodes if n.op == "placeholder"]), most or {})
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
+    if sizes:
+        fix_sizes(graph, sizes)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    module = Module(graph, {}, [], {}, {}, _bounded(_ranges(placeholders), most or {}), owner=gm)
+    module = Module(graph, {}, [], {}, {}, ranges, owner=gm)
     prepared = Prepared(module)
     _lift_attributes(module, gm)
     _forget_devices(graph)

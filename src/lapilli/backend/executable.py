@@ -17,6 +17,7 @@ from lapilli.backend.aot_graph import Prepared, Updates, prepare
 from lapilli.backend.graph_program import GraphProgram, load
 from lapilli.backend.options import Options
 from lapilli.backend.placement import device_of, targets
+from lapilli.backend.repeated_sizes import RepeatedSizes
 from lapilli.backend.size_sources import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import NotWhole, Storage, compile_module, short_floats
@@ -72,9 +73,14 @@ class Executable:
 
     A size without a bound gets one where an algorithm needs it; calls with larger sizes have a program of their own. most: the
     bounds of that one, by the names of the sizes.
+
+    In training, sizes that repeat have a program of their own, too. sizes: those of that one, by name.
     """
 
-    def __init__(self, gm: fx.GraphModule, kind: Kind, options: Options, most: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, kind: Kind, options: Options, most: Mapping[str, int] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.kind, self.options = kind, options
         self.report: Report | None = None
         self._gm, self._weights = gm, list(kind.weights)
@@ -86,10 +92,15 @@ class Executable:
         self._open_parts = 1
         self._most = most or {}
         self._larger: Executable | None = None
+        self._fixed = sizes or {}
+        repeats = kind.name != "inference" and not sizes  # at inference, each has weights of its own on the device
+        self._repeated: RepeatedSizes[Executable] | None = RepeatedSizes(gm.graph) if repeats else None
 
     def __call__(self, args: list[Any]) -> list[Any]:
         given = list(args)
         args.clear()
+        if self._repeated is not None and (exact := self._repeated.get(given, self._for_exactly)) is not None:
+            return exact(given)
         run = self._run
         if run is None or (self._snapshot is not None and not self._snapshot.holds([given[k] for k in self._weights])):
             with self._lock:
@@ -116,6 +127,9 @@ class Executable:
                 most = {**self._most, **{name: 1 << n.bit_length() + 1 for name, n in sizes.items()}}
                 self._larger = Executable(self._gm, self.kind, self.options, most)
             return self._larger
+
+    def _for_exactly(self, sizes: Mapping[str, int]) -> Executable:
+        return Executable(self._gm, self.kind, self.options, sizes=sizes)
 
     def _in_torch(self, error: Exception) -> _Run:
         """Runs the graph operator by operator, for a call that the program does not support."""
@@ -152,11 +166,13 @@ class Executable:
                 changed = self.kind.changed if self.kind.name == "inference" else ()
                 program = None
                 try:
-                    prepared = prepare(self._gm, known, self.kind.updates, changed=changed, most=self._most)
+                    prepared = prepare(
+                        self._gm, known, self.kind.updates, changed=changed, most=self._most, sizes=self._fixed
+                    )
                     if prepared.outputs or prepared.in_place:
                         program = _program(prepared, self.options, index, self._open_parts, sizes)
                 except NotWhole:
-                    prepared = prepare(self._gm, known, self.kind.updates, most=self._most)
+                    prepared = prepare(self._gm, known, self.kind.updates, most=self._most, sizes=self._fixed)
                     program = _program(prepared, self.options, index, self._open_parts, sizes)
         except CompileError as error:
             if self.options.fallback == "error" or isinstance(error, UnsupportedOperatorError):

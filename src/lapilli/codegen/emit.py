@@ -31,7 +31,7 @@ from lapilli.ir.integer import (
     weight,
 )
 from lapilli.ir.narrow import OPERATIONS
-from lapilli.ir.node import Node
+from lapilli.ir.node import Constant, Node
 from lapilli.ir.scalar import OPS, VectorFunction
 from lapilli.schedule.layout import Layout
 
@@ -435,14 +435,16 @@ class Emitter:
         """The text of a value, for all lanes."""
         return self._emit(e, 1 if self.lane is None else LANES)
 
-    def ahead(self, e: Expr) -> None:
-        """Computes the parts of a value that read memory and depend on none of `values`; the value itself finds them later."""
+    def ahead(self, e: Expr, constants: bool = True) -> None:
+        """Computes the parts of a value that read memory and depend on none of `values`; the value itself finds them later.
+        constants: also those that read constants alone.
+        """
         if isinstance(e, Const | Index | Select):  # what a select reads may be there only where it reads it
             return
         if self._waits(e):
             for a in e.args:
-                self.ahead(a)
-        elif loads(e):
+                self.ahead(a, constants)
+        elif any(constants or not isinstance(ld.node, Constant) for ld in loads(e)):
             self.value(e)
 
     def ahead_of(self, i: Int) -> None:

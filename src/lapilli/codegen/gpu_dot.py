@@ -92,7 +92,7 @@ class DotTiles(RowTemplate):
         t = self.tile
         assert isinstance(t, MatrixTile)
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=False)
-        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), ahead=True)
         x, weights = (w.kernel.bind(node, "uint4") for node in (self.rows.node, self.w))
         w.structs += [
             f"struct X : ISource8\n{{\n    static uint4 load8(uint i) {{ return {x}[i]; }}\n}};\n",

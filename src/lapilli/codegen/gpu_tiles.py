@@ -145,7 +145,7 @@ class Tiles(RowTemplate):
         t = self.tile
         assert isinstance(t, MatrixTile)
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
-        w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
+        w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups), ahead=True)
         if self.rows.width == 8:
             source8(w, "X", self.rows.node, self.w.dtype)
         else:

@@ -6,10 +6,10 @@ that position, is read at the beginning, and comes while the sums are computed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from lapilli.codegen.emit import Emitter
+from lapilli.codegen.read_ahead import INDENT, Known
 from lapilli.codegen.wrapper import SIGNATURE, BatchMapping, Wrapper
 from lapilli.ir.expr import Expr, Load
 from lapilli.ir.integer import Atom, Int, Var, of
@@ -18,8 +18,6 @@ FIRST, SECOND = "first", "second"
 """What the sums are called there."""
 Part = tuple[Mapping[Atom, Int], Callable[[Load], Expr | None] | None]
 """Axes at which the task's value is stored, and what loads in it become."""
-_INDENT = "        "
-_BITS = {"float": "asuint({})", "int": "uint({})", "bool": "uint({})"}
 
 
 def end_of_column(w: Wrapper, rows: Int, columns: Int, mapping: BatchMapping) -> None:
@@ -34,7 +32,7 @@ def end_of_column(w: Wrapper, rows: Int, columns: Int, mapping: BatchMapping) ->
 
 def write_end(w: Wrapper, names: dict[Atom, str], sums: Mapping[int, str], parts: Sequence[Part]) -> None:
     """struct E. sums: names of what the parts load, by the ids of nodes."""
-    e = Emitter(w.kernel, names, None, dict(sums), _INDENT)
+    e = Emitter(w.kernel, names, None, dict(sums), INDENT)
     for axes, on_load in parts:
         w.ahead(e, axes, on_load)
     first = len(e.lines)
@@ -45,30 +43,14 @@ def write_end(w: Wrapper, names: dict[Atom, str], sums: Mapping[int, str], parts
 
 def _text(before: Sequence[str], after: Sequence[str]) -> str:
     """The struct. before: statements that need no sums; after: those that may."""
-    matches = (re.match(rf"{_INDENT}(float|int|bool) (v\d+)\b", line) for line in before)
-    defined = {m[2]: m[1] for m in matches if m is not None}
-    wanted = set(re.findall(r"\bv\d+\b", "\n".join(after)))
-    fields = {name: kind for name, kind in defined.items() if name in wanted} or {"none": "int"}
-    made = [f"{_INDENT}int none = 0;"] if "none" in fields else before
-    known = [f"{_INDENT}{kind} {name} = known.{name};" for name, kind in fields.items() if name != "none"]
-    members = " ".join(f"{kind} {name};" for name, kind in fields.items())
-    filled = [f"{_INDENT}known.{name} = {name};" for name in fields]
-    words = " | ".join(_BITS[kind].format(f"known.{name}") for name, kind in fields.items())
+    known = Known.of(before, after)
     lines = [
         "struct E : IEnds",
         "{",
-        f"    struct Known {{ {members} }};",
-        f"    static Known read({SIGNATURE})",
-        "    {",
-        *made,
-        f"{_INDENT}Known known;",
-        *filled,
-        f"{_INDENT}return known;",
-        "    }",
-        f"    static uint words(Known known) {{ return {words}; }}",
+        *known.struct_and_read("read", SIGNATURE),
         f"    static void store({SIGNATURE}, float {FIRST}, float {SECOND}, Known known)",
         "    {",
-        *known,
+        *known.unpacked,
         *after,
         "    }",
         "};",

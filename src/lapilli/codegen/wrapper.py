@@ -19,6 +19,7 @@ from lapilli.codegen.emit import (
     vector_of,
 )
 from lapilli.codegen.kernel import MAX_GROUPS, MAX_PARAMS, KernelSource
+from lapilli.codegen.read_ahead import INDENT, Known
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import split
 from lapilli.ir.dtype import DType
@@ -79,6 +80,14 @@ def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMappin
     return BatchMapping(batch, rows, column, groups)
 
 
+_NOTHING_AHEAD = [
+    "    static const int AHEAD = 0;",
+    *Known.of([], []).struct_and_read("read4", SIGNATURE),
+    f"    static void end4({SIGNATURE}, float4 v, Known known) {{}}",
+]
+"""Of an epilogue that reads nothing beside weights."""
+
+
 class Wrapper:
     """Writes the Slang around a template kernel: buffers, parameter block, sources, epilogue, entry point."""
 
@@ -92,8 +101,10 @@ class Wrapper:
         """The words of a template's parameter struct, in order; member: its name in the block."""
         self.fields += [(f"{member}.{name}", as_int(v)) for name, v in values.items()]
 
-    def epilogue(self, rows: Int, columns: Int, mapping: BatchMapping, vector: bool = True) -> bool:
-        """struct E with store and store4. rows, columns: how many the kernel counts in a batch.
+    def epilogue(
+        self, rows: Int, columns: Int, mapping: BatchMapping, vector: bool = True, ahead: bool = False
+    ) -> bool:
+        """struct E with store and store4. rows, columns: how many the kernel counts in a batch. ahead: as IEpilogueAhead.
 
         Returns whether four columns are stored together.
         """
@@ -101,14 +112,38 @@ class Wrapper:
         four = self._store(rows, columns, mapping, LANES) if wide else None
         body4 = four if four is not None else "".join(f"        store(b, m, n + {k}, v[{k}]);\n" for k in range(LANES))
         one = self._store(rows, columns, mapping, 1) if four is None else "        ;\n"
+        known = self._ahead(rows, columns, mapping) if ahead and four is not None else None
+        more = [] if not ahead else _NOTHING_AHEAD if known is None else known
         self.structs.append(
-            "struct E : IEpilogue\n{\n"
+            f"struct E : {'IEpilogueAhead' if ahead else 'IEpilogue'}\n{{\n"
             f"    static void store({SIGNATURE}, float v)\n    {{\n{one}    }}\n"
-            f"    static void store4({SIGNATURE}, float4 v)\n    {{\n{body4}    }}\n}};\n"
+            f"    static void store4({SIGNATURE}, float4 v)\n    {{\n{body4}    }}\n"
+            + "".join(f"{line}\n" for line in more)
+            + "};\n"
         )
         return wide
 
-    def _store(self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int) -> str | None:
+    def _ahead(self, rows: Int, columns: Int, mapping: BatchMapping) -> list[str] | None:
+        """The same with what it reads beside weights read before; None if it reads nothing."""
+        e, axes = self._emitter(rows, columns, mapping, LANES)
+        self.ahead(e, axes, constants=False)
+        first = len(e.lines)
+        self.store(e, axes)
+        known = Known.of(e.lines[:first], e.lines[first:])
+        if known.is_empty:
+            return None
+        return [
+            "    static const int AHEAD = 1;",
+            *known.struct_and_read("read4", SIGNATURE),
+            f"    static void end4({SIGNATURE}, float4 v, Known known)",
+            "    {",
+            *known.unpacked,
+            *e.lines[first:],
+            "    }",
+        ]
+
+    def _emitter(self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int) -> tuple[Emitter, dict[Atom, Int]]:
+        """For an epilogue, and the axes at which it stores."""
         task = self.task
         assert task.reduction is not None
         m = Var("m", rows)
@@ -123,7 +158,10 @@ class Wrapper:
             column, lane_int = of(n), None
         axes: dict[Atom, Int] = mapping(of(m), column)
         result = "v" if task.reduction.dtype.is_float else "asint(v)"
-        e = Emitter(self.kernel, names, lane_int, {task.reduction.id: result}, "        ")
+        return Emitter(self.kernel, names, lane_int, {task.reduction.id: result}, INDENT), axes
+
+    def _store(self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int) -> str | None:
+        e, axes = self._emitter(rows, columns, mapping, lanes)
         saved = list(self.kernel.bindings), list(self.kernel.params)
         try:
             self.store(e, axes)
@@ -160,14 +198,17 @@ class Wrapper:
         for k in range(LANES):
             e.line(f"{guard}{buffer}[{e.integer(substitute(offset, {lane: k}))}] = {converted(kind, f'{text}[{k}]')};")
 
-    def ahead(self, e: Emitter, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None = None) -> None:
-        """Statements for what `store` reads that does not depend on sums."""
+    def ahead(
+        self, e: Emitter, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None = None,
+        constants: bool = True,
+    ) -> None:  # fmt: skip
+        """Statements for what `store` reads that does not depend on sums. constants: also weights."""
         task = self.task
         for place, _ in task.within:
             e.ahead_of(substitute(place, axes))
         offset, value = self._stored(axes, on_load)
         e.ahead_of(offset)
-        e.ahead(value)
+        e.ahead(value, constants)
 
     def _stored(self, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None) -> tuple[Int, Expr]:
         """Where the task's value is stored, and the value."""

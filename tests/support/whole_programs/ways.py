@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import lapilli
+from lapilli.backend import repeated_sizes
 from whole_programs import reference
 from whole_programs.program import Program, Values, defined
 from whole_programs.reference import Expected, complaint
@@ -310,7 +311,9 @@ def _eagerly(program: Program) -> Results:
     return run
 
 
-def _differentiable(program: Program, eager: bool, backend: str) -> tuple[Callable[..., Any], list[int], str]:
+def _differentiable(
+    program: Program, eager: bool, backend: str, dynamic: bool = False
+) -> tuple[Callable[..., Any], list[int], str]:
     """A program as a function of its leaves, which it does not change; which of these have gradients; where they are to be."""
     if eager and not _eager():
         raise Refused("no eager device")
@@ -322,7 +325,8 @@ def _differentiable(program: Program, eager: bool, backend: str) -> tuple[Callab
     def fresh(*leaves: torch.Tensor) -> Any:
         return whole(*(t.clone() for t in leaves))
 
-    return fresh if eager else torch.compile(fresh, backend=backend, dynamic=program.is_open), places, device
+    dynamic = dynamic or program.is_open
+    return fresh if eager else torch.compile(fresh, backend=backend, dynamic=dynamic), places, device
 
 
 def _gradients(order: int, eager: bool, backend: str = "vulkan") -> Callable[[Program], Results]:
@@ -335,6 +339,21 @@ def _gradients(order: int, eager: bool, backend: str = "vulkan") -> Callable[[Pr
         return run
 
     return prepare
+
+
+def _repeated(program: Program, backend: str = "vulkan") -> Results:
+    """Gradients of graphs with dynamic sizes that are compiled for the sizes of each call."""
+    function, places, device = _differentiable(program, False, backend, dynamic=True)
+
+    def run(n: int) -> Sequence[Any]:
+        kept = repeated_sizes.IN_A_ROW, repeated_sizes.need_fixed_sizes
+        repeated_sizes.IN_A_ROW, repeated_sizes.need_fixed_sizes = 1, lambda graph: True
+        try:
+            return reference.gradients(function, list(program.make(n, device).values()), places, 1)
+        finally:
+            repeated_sizes.IN_A_ROW, repeated_sizes.need_fixed_sizes = kept
+
+    return run
 
 
 def _trained(eager: bool, backend: str = "vulkan") -> Callable[[Program], Results]:
@@ -401,6 +420,7 @@ WAYS: dict[str, Callable[[Program], Results]] = {
     "dynamo": _dynamo(False),
     "dynamo-dynamic": _dynamo(True),
     "grad": _gradients(1, eager=False),
+    "repeated": _repeated,
     "grad2": _functional,
     "train": _trained(eager=False),
     "eager": _eagerly,
@@ -408,7 +428,7 @@ WAYS: dict[str, Callable[[Program], Results]] = {
     "eager-grad2": _gradients(2, eager=True),
     "eager-train": _trained(eager=True),
 }
-ORDERS = {"grad": 1, "grad2": 2, "train": 1, "eager-grad": 1, "eager-grad2": 2, "eager-train": 1}
+ORDERS = {"grad": 1, "repeated": 1, "grad2": 2, "train": 1, "eager-grad": 1, "eager-grad2": 2, "eager-train": 1}
 """Of the derivatives that a way takes."""
 TORCHS: dict[str, Callable[[Program], Results]] = {
     "compile32": _by_torch,
@@ -416,6 +436,7 @@ TORCHS: dict[str, Callable[[Program], Results]] = {
     "dynamo": _dynamo(False, "aot_eager"),
     "dynamo-dynamic": _dynamo(True, "aot_eager"),
     "grad": _gradients(1, eager=False, backend="aot_eager"),
+    "repeated": partial(_repeated, backend="aot_eager"),
     "grad2": partial(_functional, backend="aot_eager"),
     "train": _trained(eager=False, backend="aot_eager"),
 }
