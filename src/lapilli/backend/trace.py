@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch._C import DispatchKey
 from torch._decomp.decompositions import upsample_compute_output_size
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
+from lapilli.attention_operators import attend, is_trained
 from lapilli.graph.aliasing import root_of
 from lapilli.legalize.decompose import tables
 from lapilli.lower import registry
@@ -39,7 +41,7 @@ def compile_graph(
     records gradients.
 
     Without gradients, composite operators (linear, attention, norms) are kept. With them, torch's derivatives are those of
-    the operators that composite ones consist of, and attention becomes matrix products and a softmax.
+    the operators that composite ones consist of; attention has its own.
     """
     backend: Callable[..., Callable[..., Any]] = aot_autograd(
         fw_compiler=forward,
@@ -49,6 +51,8 @@ def compile_graph(
         partition_fn=_partitioned,
     )
     if _records_gradients(inputs):
+        if not _transforms(gm):
+            _keep_attention(gm)
         with sdpa_kernel(SDPBackend.MATH), _errors_in_backward(), _whole_interpolation():
             return backend(gm, inputs)
     with sdpa_kernel(SDPBackend.MATH) if _transforms(gm) else _whole_operators():
@@ -102,6 +106,25 @@ def _partitioned(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.G
 
 def _records_gradients(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _keep_attention(gm: fx.GraphModule) -> None:
+    """Makes attention one operator whose gradients are one, too, where that is possible."""
+    for module in gm.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.target is torch._C._nn.scaled_dot_product_attention:
+                    node.target = _attention
+            module.recompile()
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    if is_trained(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
+        return attend(q, k, v, attn_mask, is_causal, scale, enable_gqa)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _transforms(gm: fx.GraphModule) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.eager import device_state, storage
 from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.device_state import index_of, is_ours
@@ -278,8 +279,8 @@ def register(library: torch.library.Library) -> None:
 
 
 def register_layers(library: torch.library.Library) -> None:
-    """Registers kernels for our own operators of quantized weights, instead of those that compute them in parts. library: ours."""
-    for overload in LAYERS:
+    """Registers kernels for our own operators, instead of those that compute them in parts. library: ours."""
+    for overload in (*LAYERS, ATTENTION, ATTENTION_BACKWARD):
         library.impl(_name(overload).removeprefix("lapilli::"), _kernel(overload), "PrivateUse1")  # type: ignore[no-untyped-call]
 
 

@@ -4,7 +4,8 @@ Kernels of matrix units read eight elements at once, and have tiles according to
 entirely dynamic: a symbol is an eighth of a size that is a multiple of eight, and is bounded, with two ranges per power of two. A
 growing sequence passes through few of these.
 
-Without matrix units, and for transposed convolutions and gradients of convolutions, the fast kernels need fixed sizes. These calls
+Without matrix units, and for transposed convolutions, gradients of convolutions and attention in training, the fast kernels need
+fixed sizes. These calls
 are compiled for any sizes the first time, and for their own the second: most programs repeat their sizes, and those that vary do
 not compile without end.
 """
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.eager.call_signature import CallSignature, TensorOperand
 from lapilli.eager.programs import target_of
 from lapilli.lower.registry import FROM_TORCH
@@ -34,6 +36,9 @@ _PRODUCTS: dict[Any, tuple[int, int]] = {
 }  # fmt: skip
 """The positions of the matrices among the arguments."""
 _CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
+
+_ATTENTION: dict[Any, tuple[int, int]] = {ATTENTION: (0, 1), ATTENTION_BACKWARD: (1, 2)}
+"""The positions of queries and keys. These operators are of training, where sizes repeat."""
 
 _MOST_SEEN, _MOST_EXACT = 10_000, 1_000
 _seen: set[str] = set()
@@ -56,7 +61,7 @@ def choose(signature: CallSignature, device: int) -> CallTarget:
     if not is_heavy(signature):
         return CallTarget(plain, signature)
     on_units = all(full.multiplies(FROM_TORCH.get(x.dtype)) for x in signature.operands())
-    if on_units and not _scatters(signature):
+    if on_units and not _scatters(signature) and signature.schema.computed not in _ATTENTION:
         return CallTarget(full, replace(signature, ranges=True))
     exact = replace(signature, exact=True)
     text = exact.text()
@@ -74,6 +79,9 @@ def is_heavy(signature: CallSignature) -> bool:
     op = signature.schema.computed
     if op in _CONVOLUTIONS:
         return _multiplications(signature) >= HEAVY
+    if op in _ATTENTION:
+        q, k = (cast(TensorOperand, signature.leaves[n]) for n in _ATTENTION[op])
+        return _alike(q, k) and math.prod(q.shape) * k.shape[-2] >= HEAVY
     if op not in _PRODUCTS:
         return False
     matrices: list[Any] = [signature.leaves[k] for k in _PRODUCTS[op]]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lapilli import formulas
+from lapilli.attention_operators import attend, is_trained
 from lapilli.eager.dispatch import composite, run
 
 aten = torch.ops.aten
@@ -19,7 +20,7 @@ _WHOLE = aten.scaled_dot_product_attention.default
 
 
 def register(library: Any) -> None:
-    """Registers attention; PyTorch would compose it of ten other operators, whose gradients it knows."""
+    """Registers attention; PyTorch would compose it of ten other operators."""
     name = "scaled_dot_product_attention"
     library.impl(name, _scaled_dot_product_attention, "PrivateUse1")
     library.impl(name, _differentiable_attention, "AutogradPrivateUse1")
@@ -46,10 +47,19 @@ def _differentiable_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *options: Any, **named: Any
 ) -> Tensor:  # fmt: skip
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask)):
-        made: Tensor = _WHOLE.decompose(q, k, v, mask, *options, **named)
-        return made
+        return _trained(q, k, v, mask, *options, **named)
     with torch._C._AutoDispatchBelowAutograd():
         return functional.scaled_dot_product_attention(q, k, v, mask, *options, **named)
+
+
+def _trained(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    if is_trained(q, k, v, mask, dropout, causal, enable_gqa):
+        return attend(q, k, v, mask, causal, scale, enable_gqa)
+    made: Tensor = _WHOLE.decompose(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
+    return made
 
 
 composite(aten._native_multi_head_attention.default)(formulas.multi_head_attention)

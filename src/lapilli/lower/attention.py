@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
 from lapilli.ir.integer import Int
@@ -34,6 +35,74 @@ def attention(
     of q. Rows without any key are zero.
     """
     return _probabilities(call, q, k, v, mask, dropout, causal, scale, enable_gqa)[0]
+
+
+@lowering(ATTENTION)
+def trained_attention(
+    call: Call, q: Node, k: Node, v: Node, mask: Node | None, causal: bool, scale: float | None, enable_gqa: bool
+) -> Node:
+    """As `attention`."""
+    return _probabilities(call, q, k, v, mask, 0.0, causal, scale, enable_gqa)[0]
+
+
+@lowering(ATTENTION_BACKWARD)
+def attention_backward(
+    call: Call, grad: Node, q: Node, k: Node, v: Node, out: Node, mask: Node | None, causal: bool, scale: float | None,
+    enable_gqa: bool,
+) -> list[Node]:  # fmt: skip
+    """The gradients of q, k and v. grad, out: [*batch, L, D].
+
+    Where P are the weights, the gradients of the scores are P * (grad v^T - the sum of grad * out over D). That is the sum of
+    P * (grad v^T) over the keys, without another pass over the scores.
+    """
+    batch, count = q.shape[:-2], q.rank - 2
+    inner = replace(call, dtypes=(DType.float32,), half=False)
+    short = q.dtype if q.dtype.is_short_float else DType.float32
+    keys, values = (_expanded(call, x, batch, enable_gqa) for x in (k, v))
+    weights = _weights(call, _scores(inner, q, keys, batch, mask, causal, scale), short)[0]
+    factor = _default_scale(q.shape[-1]) if scale is None else const(scale)
+    delta = inner.reduce(
+        "sum",
+        lambda at, r: cast_to(load(grad, [*at, r[0]]), DType.float32) * cast_to(load(out, [*at, r[0]]), DType.float32),
+        grad.shape[:-1],
+        grad.shape[-1:],
+        name="_delta",
+    )
+    raw = product(replace(inner, name=f"{call.name}_dp"), grad, values, transposed=True, batch=count)
+    scores = replace(call, name=f"{call.name}_ds").map(
+        lambda *at: cast_to(load(weights, at), DType.float32) * (load(raw, at) - load(delta, at[:-1])) * factor,
+        shape=raw.shape,
+        dtype=short,
+    )
+
+    def turned(x: Node) -> Node:
+        kept = replace(call, name=f"{x.name}_turned")
+        return kept.map(
+            lambda *at: load(x, (*at[:-2], at[-1], at[-2])), shape=(*batch, x.shape[-1], x.shape[-2]), dtype=x.dtype
+        )
+
+    def gradient(index: int, a: Node, b: Node, to: Node) -> Node:
+        of_one = replace(
+            call,
+            name=f"{call.name}_d{'qkv'[index]}",
+            shapes=call.shapes[index : index + 1],
+            dtypes=call.dtypes[index : index + 1],
+        )
+        if to.shape[:-2] == tuple(batch):
+            return product(of_one, a, b, batch=count)
+        made = product(replace(inner, name=f"{of_one.name}_heads"), a, b, batch=count)
+        heads = batch[-1] // to.shape[-3]  # that share these keys
+
+        def head(at: Sequence[Int], r: Sequence[Int]) -> Expr:
+            return load(made, [*at[:-3], at[-3] * heads + r[0], *at[-2:]])
+
+        return of_one.reduce("sum", head, to.shape, [heads])
+
+    return [
+        gradient(0, scores, keys, q),
+        gradient(1, turned(scores), q, k),
+        gradient(2, turned(weights), grad, v),
+    ]
 
 
 @lowering(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -60,6 +129,17 @@ def _probabilities(
     batch = call.shape[:-2]
     inner = replace(call, dtypes=(DType.float32,), half=False)  # scores and statistics are not rounded
     scores = _scores(inner, q, _expanded(call, k, batch, grouped), batch, mask, causal, scale)
+    weights, top, total = _weights(call, scores, q.dtype if q.dtype.is_short_float else DType.float32)
+    result = product(call, weights, _expanded(call, v, batch, grouped), batch=len(batch))
+    note = result.contraction
+    if isinstance(note, Matmul):
+        result.contraction = Attention(**vars(note), scores=scores, weights=weights, q=q, k=k, v=v, causal=causal)
+    return result, top, total
+
+
+def _weights(call: Call, scores: Map, dtype: DType) -> tuple[Node, Node, Node]:
+    """The softmax of scores [*batch, L, S], zero in rows without any key; the maximum and the sum of exponentials of every row."""
+    inner = replace(call, dtypes=(DType.float32,), half=False)  # statistics are not rounded
     rows = scores.shape[:-1]
     top = inner.reduce("max", lambda at, r: load(scores, [*at, r[0]]), rows, scores.shape[-1:], name="_max")
 
@@ -73,12 +153,8 @@ def _probabilities(
         return where(empty, const(0.0), shifted(at) / load(total, at[:-1]))
 
     named = replace(call, name=f"{call.name}_weights")
-    weights = named.map(weight, shape=scores.shape, dtype=q.dtype if q.dtype.is_short_float else DType.float32)
-    result = product(call, weights, _expanded(call, v, batch, grouped), batch=len(batch))
-    note = result.contraction
-    if isinstance(note, Matmul):
-        result.contraction = Attention(**vars(note), scores=scores, weights=weights, q=q, k=k, v=v, causal=causal)
-    return result, top, total
+    weights = named.map(weight, shape=scores.shape, dtype=dtype)
+    return weights, top, total
 
 
 def _scores(

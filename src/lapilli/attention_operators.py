@@ -1,0 +1,141 @@
+"""Attention in training: `lapilli::attention`, and its gradients as one operator, `lapilli::attention_backward`.
+
+PyTorch composes attention that records gradients of ten operators, and keeps the weights of every layer until the backward pass:
+a number for each pair of a query and a key. Here the forward pass keeps its operands and its result alone. The backward pass
+computes the weights again, one layer at a time (as in Dao et al., FlashAttention, 2022, but by whole products).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from lapilli.custom_operators import define
+
+_WHOLE = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool
+) -> Tensor:
+    made: Tensor = _WHOLE.decompose(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+    return made
+
+
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
+    grouped: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        made = _attention(leaves[0], leaves[1], leaves[2], mask, causal, scale, grouped)
+    return torch.autograd.grad(made, leaves, grad)
+
+
+define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float? scale, bool enable_gqa) -> Tensor",
+    _attention, lambda q, k, v, *options: q.new_empty((*q.shape[:-1], v.shape[-1])),
+)  # fmt: skip
+define(
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor? mask, bool causal, float? scale, "
+    "bool enable_gqa) -> (Tensor, Tensor, Tensor)",
+    _attention_backward, lambda grad, q, k, v, *options: tuple(x.new_empty(x.shape) for x in (q, k, v)),
+)  # fmt: skip
+
+ATTENTION: Any = torch.ops.lapilli.attention.default
+ATTENTION_BACKWARD: Any = torch.ops.lapilli.attention_backward.default
+
+
+def is_trained(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, grouped: bool
+) -> bool:
+    """Whether `attend` computes a call whose gradients are recorded. PyTorch's composition takes the others: gradients of a mask,
+    dropout, keys that several batches share, torch.func and derivatives in forward mode.
+    """
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (q, k, v)):
+        return False
+    if dropout or (mask is not None and (mask.requires_grad or causal)) or not q.dtype.is_floating_point:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    batch, shared = q.shape[:-2], k.shape[:-2]
+    if not (q.dtype is k.dtype is v.dtype) or q.dtype is torch.float64 or len(batch) < 1 or v.shape[:-2] != shared:
+        return False
+    fits = q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2]
+    if not fits or 0 in (*q.shape, *k.shape, *v.shape):
+        return False
+    if not grouped:
+        return batch == shared
+    return len(batch) > 1 and batch[:-1] == shared[:-1] and batch[-1] % shared[-1] == 0
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None,
+    grouped: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(q k^T * scale + mask) v with gradients, where `is_trained`.
+
+    q: [*batch, L, E]. k: [*batch, S, E], v: [*batch, S, D]; with `grouped`, the last batch dimension divides that of q.
+    mask: broadcasts to [*batch, L, S]; a bool mask, or numbers that are added. Returns [*batch, L, D].
+    """
+    made: Tensor = _Attention.apply(q, k, v, mask, causal, scale, grouped)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> Tensor:
+        out: Tensor = ATTENTION(q, k, v, mask, *options)
+        ctx.save_for_backward(q, k, v, mask, out)
+        ctx.options = options
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, out = ctx.saved_tensors
+        nothing = (None,) * (1 + len(ctx.options))
+        if not torch.is_grad_enabled():
+            return *_gradients(grad, q, k, v, out, mask, *ctx.options), *nothing
+        wanted = [x for x in (q, k, v) if x.requires_grad]  # with gradients of their own, which are PyTorch's
+        made = iter(torch.autograd.grad(_attention(q, k, v, mask, *ctx.options), wanted, grad, create_graph=True))
+        return *(next(made) if x.requires_grad else None for x in (q, k, v)), *nothing
+
+
+_MOST_SCORES = 1 << 28
+"""Scores that the backward pass computes at once: a gigabyte in float32."""
+
+
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
+    grouped: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Those of q, k and v, a part of the batch at a time."""
+    count = _parts(q, k)
+    if count == 1:
+        whole: tuple[Tensor, ...] = ATTENTION_BACKWARD(grad, q, k, v, out, mask, causal, scale, grouped)
+        return whole
+    made = [
+        ATTENTION_BACKWARD(*of_part[:5], of_part[5], causal, scale, grouped)
+        for of_part in zip(*(_split(x, q, count) for x in (grad, q, k, v, out, mask)), strict=True)
+    ]
+    return tuple(torch.cat(part) for part in zip(*made, strict=True))
+
+
+def _parts(q: Tensor, k: Tensor) -> int:
+    sizes: list[int] = [*q.shape[:-1], k.shape[-2]]
+    if not all(type(n) is int for n in sizes):
+        return 1
+    return min(-(-math.prod(sizes) // _MOST_SCORES), q.shape[0])
+
+
+def _split(x: Tensor | None, q: Tensor, count: int) -> Iterator[Tensor | None]:
+    """Parts of the first dimension, where x has it."""
+    step = -(-q.shape[0] // count)
+    whole = x is None or x.dim() < q.dim() or x.shape[0] == 1 < q.shape[0]
+    for first in range(0, q.shape[0], step):
+        yield x if whole or x is None else x[first : first + step]
