@@ -8,7 +8,7 @@ computes the weights again, one layer at a time (as in Dao et al., FlashAttentio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,15 @@ def is_trained(
     return len(batch) > 1 and batch[:-1] == shared[:-1] and batch[-1] % shared[-1] == 0
 
 
+def are_weights_small(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the weights take no more memory than the operands and the result. Without matrix units, to keep them is then faster
+    than to compute them again.
+    """
+    (rows, size), (keys, columns) = q.shape[-2:], v.shape[-2:]
+    known = all(type(n) is int for n in (rows, size, keys, columns))
+    return q.dtype is torch.float32 and known and rows * keys <= (rows + keys) * (size + columns)
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None,
     grouped: bool = False,
@@ -91,7 +100,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> Tensor:
         out: Tensor = ATTENTION(q, k, v, mask, *options)
-        ctx.save_for_backward(q, k, v, mask, out)
+        ctx.save_for_backward(q, k, v, mask, out if _is_saved(q, k, v, mask) else None)
         ctx.options = options
         return out
 
@@ -100,14 +109,28 @@ class _Attention(torch.autograd.Function):
         q, k, v, mask, out = ctx.saved_tensors
         nothing = (None,) * (1 + len(ctx.options))
         if not torch.is_grad_enabled():
+            if out is None:
+                out = ATTENTION(q, k, v, mask, *ctx.options)
             return *_gradients(grad, q, k, v, out, mask, *ctx.options), *nothing
         wanted = [x for x in (q, k, v) if x.requires_grad]  # with gradients of their own, which are PyTorch's
         made = iter(torch.autograd.grad(_attention(q, k, v, mask, *ctx.options), wanted, grad, create_graph=True))
         return *(next(made) if x.requires_grad else None for x in (q, k, v)), *nothing
 
 
+def _is_saved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether the result is saved, so that nobody may change it in place. Programs do that where PyTorch's own kernels, which
+    save it too, do not take the call.
+    """
+    return (
+        q.dim() == 4
+        and q.shape[-1] == v.shape[-1]
+        and q.shape[1] == k.shape[1]
+        and (mask is None or mask.dim() in (2, 4))
+    )
+
+
 _MOST_SCORES = 1 << 28
-"""Scores that the backward pass computes at once: a gigabyte in float32."""
+"""About so many scores are computed at once in the backward pass: a gigabyte in float32."""
 
 
 def _gradients(
@@ -115,27 +138,27 @@ def _gradients(
     grouped: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Those of q, k and v, a part of the batch at a time."""
-    count = _parts(q, k)
+    dim, count = _parts(q, k)
     if count == 1:
         whole: tuple[Tensor, ...] = ATTENTION_BACKWARD(grad, q, k, v, out, mask, causal, scale, grouped)
         return whole
-    made = [
-        ATTENTION_BACKWARD(*of_part[:5], of_part[5], causal, scale, grouped)
-        for of_part in zip(*(_split(x, q, count) for x in (grad, q, k, v, out, mask)), strict=True)
-    ]
-    return tuple(torch.cat(part) for part in zip(*made, strict=True))
+    split = zip(*(_split(x, q.dim(), dim, count) for x in (grad, q, k, v, out, mask)), strict=True)
+    made = [ATTENTION_BACKWARD(*given, causal, scale, grouped) for given in split]
+    return tuple(torch.cat(part, dim) for part in zip(*made, strict=True))
 
 
-def _parts(q: Tensor, k: Tensor) -> int:
+def _parts(q: Tensor, k: Tensor) -> tuple[int, int]:
+    """The batch dimension to split, and in how many parts. Queries that share keys stay together."""
     sizes: list[int] = [*q.shape[:-1], k.shape[-2]]
     if not all(type(n) is int for n in sizes):
-        return 1
-    return min(-(-math.prod(sizes) // _MOST_SCORES), q.shape[0])
+        return 0, 1
+    dim = max(range(k.dim() - 2), key=lambda d: k.shape[d])
+    return dim, min(-(-math.prod(sizes) // _MOST_SCORES), k.shape[dim])
 
 
-def _split(x: Tensor | None, q: Tensor, count: int) -> Iterator[Tensor | None]:
-    """Parts of the first dimension, where x has it."""
-    step = -(-q.shape[0] // count)
-    whole = x is None or x.dim() < q.dim() or x.shape[0] == 1 < q.shape[0]
-    for first in range(0, q.shape[0], step):
-        yield x if whole or x is None else x[first : first + step]
+def _split(x: Tensor | None, rank: int, dim: int, count: int) -> Sequence[Tensor | None]:
+    """Parts of a tensor; the whole of a mask that is the same for all parts."""
+    at = dim - rank + (x.dim() if x is not None else 0)
+    if x is None or at < 0 or x.shape[at] == 1:
+        return (x,) * count
+    return x.tensor_split(count, at)

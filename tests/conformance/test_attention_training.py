@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import lapilli.eager
 from lapilli import attention_operators, backend
 from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
+from lapilli.backend import trace
 
 lapilli.eager.enable()
 inf = float("inf")
@@ -54,7 +55,7 @@ def results(f: Callable[..., Tensor], given: list[Tensor], device: str, dtype: t
 
 def attention(device: str, **options: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in options.items()}
+        moved: Any = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in options.items()}
         with sdpa_kernel(SDPBackend.MATH) if device == "cpu" else nullcontext():
             return F.scaled_dot_product_attention(q, k, v, **moved)
 
@@ -87,7 +88,10 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("way", ["eager", "compiled", "compiled, tensors of the CPU"])
-def test_gradients(way: str, dtype: torch.dtype, case: str, parts: list[tuple[int, ...]]) -> None:
+def test_gradients(
+    way: str, dtype: torch.dtype, case: str, parts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "are_weights_small", lambda *operands: False)
     *shapes, options = CASES[case]
     given = [torch.randn(shape).to(dtype) for shape in shapes]
     device = "cpu" if "CPU" in way else "vulkan"
@@ -126,15 +130,50 @@ def test_the_weights_are_not_kept() -> None:
     made.sum().backward()
 
 
-def test_long_sequences_in_parts(monkeypatch: pytest.MonkeyPatch, parts: list[tuple[int, ...]]) -> None:
-    monkeypatch.setattr(attention_operators, "_MOST_SCORES", 2 * 2 * 5 * 7)
-    given = [torch.randn(5, 2, n, 8) for n in (5, 7, 7)]
-    for mask in (None, _mask(5, 7), _mask(5, 1, 5, 7), _mask(1, 2, 5, 7)):
+@pytest.mark.parametrize(
+    ("batch", "shared", "wanted"),
+    [
+        ((5, 2), (5, 2), [(2, 2), (2, 2), (1, 2)]),
+        ((1, 5), (1, 5), [(1, 3), (1, 2)]),
+        ((2, 9), (2, 3), [(2, 3), (2, 3), (2, 3)]),  # three heads of queries for each of keys
+        ((7,), (7,), [(4,), (3,)]),
+    ],
+)
+def test_long_sequences_in_parts(
+    batch: tuple[int, ...], shared: tuple[int, ...], wanted: list[tuple[int, ...]], parts: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(attention_operators, "_MOST_SCORES", 4 * 5 * 7)
+    given = [torch.randn(*batch, 5, 8), *(torch.randn(*shared, 7, 8) for _ in range(2))]
+    for mask in (None, _mask(5, 7), _mask(*batch, 5, 7), _mask(*(1 for _ in batch), 5, 7)):
         parts.clear()
-        found = results(attention("vulkan", attn_mask=mask), given, "vulkan", torch.float32)
-        assert parts == [(2, 2, 5, 8), (2, 2, 5, 8), (1, 2, 5, 8)]
-        wanted = results(attention("cpu", attn_mask=mask), given, "cpu", torch.float32)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        options = {"attn_mask": mask, "enable_gqa": batch != shared}
+        found, exact = (results(attention(d, **options), given, d, torch.float32) for d in ("vulkan", "cpu"))
+        assert parts == [(*sizes, 5, 8) for sizes in wanted]
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "again"), [(32, torch.float32, 0), (33, torch.float32, 1), (32, torch.float16, 1)]
+)
+def test_small_weights_are_kept(tokens: int, dtype: torch.dtype, again: int, parts: list[tuple[int, ...]]) -> None:
+    """By torch.compile, in float32: 32 tokens of 8 numbers have as many weights as numbers."""
+    q, k, v = (torch.randn(2, 2, tokens, 8, device="vulkan", dtype=dtype, requires_grad=True) for _ in range(3))
+    torch.compile(attention("vulkan"), backend=backend.vulkan)(q, k, v).sum().backward()
+    assert len(parts) == again
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3, 1)])
+def test_results_may_be_changed_in_place(batch: tuple[int, ...]) -> None:
+    """Where PyTorch's composition lets them be: its own kernels, which save the result, take four dimensions alone."""
+    given = [torch.randn(*batch, n, 8) for n in (5, 7, 7)]
+    found = []
+    for device in ("vulkan", "cpu"):
+        leaves = [t.to(device).requires_grad_() for t in given]
+        made = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        made.mul_(3)
+        found.append([g.cpu() for g in torch.autograd.grad(made.square().sum(), leaves)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def test_other_calls_are_composed(parts: list[tuple[int, ...]]) -> None:
@@ -155,7 +194,7 @@ def test_gradients_of_gradients() -> None:
     def second(device: str) -> list[Tensor]:
         leaves = [t.to(device).requires_grad_() for t in given]
         first = torch.autograd.grad(attention(device)(*leaves).square().sum(), leaves, create_graph=True)
-        return [g.cpu() for g in torch.autograd.grad(sum(g.square().sum() for g in first), leaves)]
+        return [g.cpu() for g in torch.autograd.grad(torch.cat([g.flatten() for g in first]).square().sum(), leaves)]
 
     torch.testing.assert_close(second("vulkan"), second("cpu"), rtol=1e-3, atol=1e-4)
 
@@ -163,8 +202,8 @@ def test_gradients_of_gradients() -> None:
 def test_functional_gradients() -> None:
     given = [torch.randn(1, 2, n, 4) for n in (3, 5, 5)]
 
-    def of(*leaves: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*leaves).square().sum()
+    def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v).square().sum()
 
     found, wanted = (torch.func.grad(of, (0, 1, 2))(*(t.to(d) for t in given)) for d in ("vulkan", "cpu"))
     torch.testing.assert_close([g.cpu() for g in found], list(wanted), rtol=1e-4, atol=1e-5)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lapilli.attention_operators import attend, is_trained
+from lapilli.attention_operators import are_weights_small, attend, is_trained
 from lapilli.graph.aliasing import root_of
 from lapilli.legalize.decompose import tables
 from lapilli.lower import registry
@@ -122,7 +122,7 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    if is_trained(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
+    if is_trained(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa) and not are_weights_small(q, k, v):
         return attend(q, k, v, attn_mask, is_causal, scale, enable_gqa)
     return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
