@@ -122,9 +122,15 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    if is_trained(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa) and not are_weights_small(q, k, v):
-        return attend(q, k, v, attn_mask, is_causal, scale, enable_gqa)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    if not is_trained(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, **options)
+    if are_weights_small(q, k, v):
+        whole: torch.Tensor = aten._scaled_dot_product_attention_math.default(
+            q, k, v, attn_mask, 0.0, is_causal, **options
+        )[0]
+        return whole
+    return attend(q, k, v, attn_mask, is_causal, scale, enable_gqa)
 
 
 def _transforms(gm: fx.GraphModule) -> bool:
