@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,17 @@ def scaled(weights: NDArray[np.float32], tmp_path: Path) -> Path:
     path = tmp_path / "scaled.lap"
     path.write_bytes(tiny.scales(weights))
     return path
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """torch.compile knows no graph and no size of other tests; random numbers are the same each time."""
+    import torch
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

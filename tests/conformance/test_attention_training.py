@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,12 +23,7 @@ lapilli.eager.enable()
 inf = float("inf")
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.fixture
@@ -85,6 +80,7 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of the largest number: a few units in the last place of operands, weights and gradients of scores, each rounded once."""
 
 
+@pytest.mark.part(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("way", ["eager", "compiled", "compiled, tensors of the CPU"])

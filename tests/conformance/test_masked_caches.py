@@ -138,7 +138,7 @@ def test_masks_of_any_comparisons(name: str, plan: str) -> None:
     torch.testing.assert_close(got.double(), wanted, rtol=2**-10, atol=bound, equal_nan=True)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_masks(seed: int, plan: str) -> None:
     """Of few queries and of many."""

@@ -11,6 +11,7 @@ from agreement import Case
 from indexing_cases import factorisations, gathers, scatters, searches
 
 from lapilli import sampling
+from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, QUANTIZE, UNPACK
 
 aten = torch.ops.aten
@@ -257,6 +258,10 @@ def _attention() -> Cases:
     bias = f(7, 9)
     bias[3] = float("-inf")
     plain = ((2, 3, 7, 8), (2, 3, 9, 8))
+    trained = (
+        (heads(*plain), None, False, None, False), (heads(*plain, 5), some, False, 0.3, False),
+        (heads((2, 6, 7, 8), (2, 2, 9, 8)), bias, False, None, True), (heads((3, 33, 5), (3, 33, 5)), None, True, None, False),
+    )  # fmt: skip
     return {
         whole: [
             Case(whole, heads(*plain)), Case(whole, heads((2, 3, 7, 5), (2, 3, 9, 5), 6)),
@@ -271,6 +276,11 @@ def _attention() -> Cases:
         cpu: [
             Case(cpu, heads(*plain)), Case(cpu, (*heads((1, 2, 9, 8), (1, 2, 9, 8)), 0.0, True)),
             Case(cpu, heads(*plain), {"attn_mask": bias.clamp(min=-2), "scale": 0.2}),
+        ],
+        ATTENTION: [Case(ATTENTION, (*given, *options)) for given, *options in trained],
+        ATTENTION_BACKWARD: [
+            Case(ATTENTION_BACKWARD, (f(*(made := ATTENTION(*given, *options)).shape), *given, made, *options))
+            for given, *options in trained
         ],
     }  # fmt: skip
 
