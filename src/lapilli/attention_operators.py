@@ -112,9 +112,11 @@ class _Attention(torch.autograd.Function):
             if out is None:
                 out = ATTENTION(q, k, v, mask, *ctx.options)
             return *_gradients(grad, q, k, v, out, mask, *ctx.options), *nothing
-        wanted = [x for x in (q, k, v) if x.requires_grad]  # with gradients of their own, which are PyTorch's
+        # With gradients of their own, which are PyTorch's. Operands may be one tensor: of views each has its own gradient.
+        q, k, v = own = [x.view_as(x) for x in (q, k, v)]
+        wanted = [x for x in own if x.requires_grad]
         made = iter(torch.autograd.grad(_attention(q, k, v, mask, *ctx.options), wanted, grad, create_graph=True))
-        return *(next(made) if x.requires_grad else None for x in (q, k, v)), *nothing
+        return *(next(made) if x.requires_grad else None for x in own), *nothing
 
 
 def _is_saved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:

@@ -231,7 +231,7 @@ PRIVATE: dict[str, str] = {
     "torch._dynamo.trace_rules": "Dynamo is told not to trace the device's kernels",
     "torch._inductor.codegen": "inductor refuses tensors of the device with a clear message",
     "torch._export.utils": "composite operators that torch.export can keep whole",
-    "torch._C._functorch": "named in a comparison: transforms in graphs of Dynamo's",
+    "torch._C._functorch": "transforms in graphs of Dynamo's, by name; whether one of torch.func is under way",
     "torch._functorch._aot_autograd": "which results are views of arguments that a graph changes",
     "torch._functorch.predispatch": "named in a comparison: transforms in graphs of Dynamo's",
     "torch._functorch.partitioners": "which values the forward graph keeps for the backward graph",

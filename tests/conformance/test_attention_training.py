@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +194,44 @@ def test_gradients_of_gradients() -> None:
         return [g.cpu() for g in torch.autograd.grad(torch.cat([g.flatten() for g in first]).square().sum(), leaves)]
 
     torch.testing.assert_close(second("vulkan"), second("cpu"), rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_of_gradients_where_operands_are_one_tensor() -> None:
+    x, found = torch.randn(1, 2, 3, 4), []
+    for device in ("vulkan", "cpu"):
+        leaf = x.to(device).requires_grad_()
+        (first,) = torch.autograd.grad(attention(device)(leaf, leaf, leaf).square().sum(), leaf, create_graph=True)
+        found.append([g.detach().cpu() for g in (first, *torch.autograd.grad(first.square().sum(), leaf))])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["vulkan", "cpu"])
+def test_autocast_in_compiled_graphs(device: str, parts: list[tuple[int, ...]]) -> None:
+    """Operands in float32 are rounded, and the result is in half precision, as in eager calls."""
+    given = [torch.randn(2, 2, n, 8) for n in (5, 7, 7)]
+    bias = torch.randn(5, 7)
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return F.scaled_dot_product_attention(q, k, v, bias.to(device))
+
+    leaves = [t.to(device).requires_grad_() for t in given]
+    made = torch.compile(f, backend=backend.vulkan)(*leaves)
+    assert made.dtype == torch.bfloat16
+    found = [g.cpu() for g in torch.autograd.grad(made.float().square().sum(), leaves)]
+    exact = [t.clone().requires_grad_() for t in given]
+    wanted = torch.autograd.grad(attention("cpu", attn_mask=bias)(*exact).square().sum(), exact)
+    for got, want in zip(found, wanted, strict=True):
+        assert got.dtype == torch.float32 and parts
+        assert float((got - want).abs().max()) <= BOUNDS[torch.bfloat16] * max(float(want.abs().max()), 1.0)
+
+
+def test_traces_hold_pytorchs_operators(tmp_path: Path) -> None:
+    """A trace that held a Python function could not be saved."""
+    q, k, v = (torch.randn(1, 2, n, 4, device="vulkan", requires_grad=True) for n in (3, 5, 5))
+    traced = torch.jit.trace(attention("vulkan"), (q, k, v))
+    traced.save(str(tmp_path / "attention.pt"))
+    torch.testing.assert_close(traced(q, k, v).cpu(), attention("vulkan")(q, k, v).cpu(), rtol=1e-4, atol=1e-5)
 
 
 def test_functional_gradients() -> None:

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import fx
 
+from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.backend.fixed_sizes import dynamic_sizes
 from lapilli.backend.size_sources import Sources
 
@@ -19,7 +20,7 @@ aten = torch.ops.aten
 
 _NEED_SIZES = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default,
-    aten.convolution_backward.default,
+    aten.convolution_backward.default, ATTENTION, ATTENTION_BACKWARD,
 }  # fmt: skip
 """Operators whose kernels for dynamic sizes can take many times as long."""
 

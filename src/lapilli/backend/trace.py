@@ -123,6 +123,7 @@ def _attention(
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    q, k, v, attn_mask = _autocast(q, k, v, attn_mask)
     if not is_trained(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, **options)
     if are_weights_small(q, k, v):
@@ -131,6 +132,16 @@ def _attention(
         )[0]
         return whole
     return attend(q, k, v, attn_mask, is_causal, scale, enable_gqa)
+
+
+def _autocast(*tensors: Any) -> list[Any]:
+    """Operands of attention as autocast gives them to PyTorch's."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    kept = [x is None or x.dtype is torch.float64 or not x.is_floating_point() for x in tensors]
+    return [x if is_kept else x.to(dtype) for x, is_kept in zip(tensors, kept, strict=True)]
 
 
 def _transforms(gm: fx.GraphModule) -> bool:

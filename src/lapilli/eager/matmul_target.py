@@ -5,9 +5,8 @@ entirely dynamic: a symbol is an eighth of a size that is a multiple of eight, a
 growing sequence passes through few of these.
 
 Without matrix units, and for transposed convolutions, gradients of convolutions and attention in training, the fast kernels need
-fixed sizes. These calls
-are compiled for any sizes the first time, and for their own the second: most programs repeat their sizes, and those that vary do
-not compile without end.
+fixed sizes. These calls are compiled for any sizes the first time, and for their own the second: most programs repeat their sizes,
+and those that vary do not compile without end.
 """
 
 from __future__ import annotations
