@@ -13,7 +13,6 @@ from torch.nn import functional
 from lapilli import formulas
 from lapilli.attention_operators import attend, is_trained
 from lapilli.eager.dispatch import composite, run
-from lapilli.eager.jit_trace import is_tracing
 
 aten = torch.ops.aten
 
@@ -57,7 +56,7 @@ def _trained(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    if not is_tracing() and is_trained(q, k, v, mask, dropout, causal, enable_gqa):  # a trace has PyTorch's operators
+    if is_trained(q, k, v, mask, dropout, causal, enable_gqa):
         return attend(q, k, v, mask, causal, scale, enable_gqa)
     made: Tensor = _WHOLE.decompose(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
     return made
