@@ -113,7 +113,7 @@ def _keep_attention(gm: fx.GraphModule) -> None:
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
-                if node.target is torch._C._nn.scaled_dot_product_attention:
+                if node.target is F.scaled_dot_product_attention:
                     node.target = _attention
             module.recompile()
 
