@@ -29,8 +29,7 @@ def fix_sizes(graph: fx.Graph, sizes: Mapping[str, int]) -> None:
         node.meta["val"] = fixed = tree_map(lambda value: _fixed(value, sizes), val)
         if isinstance(val, torch.SymInt | torch.SymFloat | torch.SymBool) and isinstance(fixed, int | float):
             for user in list(node.users):
-                user.args = _with_number(user.args, node, fixed)
-                user.kwargs = _with_number(user.kwargs, node, fixed)
+                user.args, user.kwargs = _with_number((user.args, user.kwargs), node, fixed)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and isinstance(node.meta.get("val"), int | float):
             graph.erase_node(node)

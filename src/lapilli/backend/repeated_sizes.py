@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def need_fixed_sizes(graph: fx.Graph) -> bool:
-    """Whether a graph computes products or convolutions."""
+    """Whether a graph computes products, convolutions or attention."""
     return any(node.target in _NEED_SIZES for node in graph.nodes)
 
 
@@ -42,8 +42,10 @@ class RepeatedSizes(Generic[T]):
 
     def __init__(self, graph: fx.Graph) -> None:
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-        sources = Sources(placeholders)
-        symbols = [s for s in dynamic_sizes(placeholders) if s.name in sources.known] if need_fixed_sizes(graph) else []
+        symbols = dynamic_sizes(placeholders) if need_fixed_sizes(graph) else []
+        if symbols:
+            sources = Sources(placeholders)
+            symbols = [s for s in symbols if s.name in sources.known]
         self.names = [s.name for s in symbols]
         self._read = sources.function(symbols) if symbols else None
         self._made: dict[tuple[int, ...], T] = {}

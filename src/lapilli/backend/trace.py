@@ -50,12 +50,13 @@ def compile_graph(
         decompositions=dict(_decompositions()),
         partition_fn=_partitioned,
     )
+    transforms = _transforms(gm)
     if _records_gradients(inputs):
-        if not _transforms(gm):
+        if not transforms:
             _keep_attention(gm)
         with sdpa_kernel(SDPBackend.MATH), _errors_in_backward(), _whole_interpolation():
             return backend(gm, inputs)
-    with sdpa_kernel(SDPBackend.MATH) if _transforms(gm) else _whole_operators():
+    with sdpa_kernel(SDPBackend.MATH) if transforms else _whole_operators():
         return backend(gm, inputs)
 
 
@@ -111,10 +112,12 @@ def _records_gradients(inputs: Sequence[Any]) -> bool:
 def _keep_attention(gm: fx.GraphModule) -> None:
     """Makes attention one operator whose gradients are one, too, where that is possible."""
     for module in gm.modules():
-        if isinstance(module, fx.GraphModule):
-            for node in module.graph.nodes:
-                if node.target is F.scaled_dot_product_attention:
-                    node.target = _attention
+        if not isinstance(module, fx.GraphModule):
+            continue
+        found = [node for node in module.graph.nodes if node.target is F.scaled_dot_product_attention]
+        for node in found:
+            node.target = _attention
+        if found:
             module.recompile()
 
 

@@ -127,8 +127,8 @@ _RATES_OF_MANY = (
 )
 """The same for convolutions of many images, and products that are long in rows alone, where half of the units have a tile of
 128x128 at least (gradients of weights, whose sums are long, have few): the layers of ResNet50 for 64 images. Large tiles wait for
-what they read beside; small ones, of which a unit holds many, do not. Right operands [N, K] were not measured: they are slower by
-as much as above.
+what they read beside; small ones, of which a unit holds many, do not. (As measured before tiles in bands read it ahead.) Right
+operands [N, K] were not measured: they are slower by as much as above.
 """
 
 _OTHERS = tuple(

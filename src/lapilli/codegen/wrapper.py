@@ -112,8 +112,9 @@ class Wrapper:
         four = self._store(rows, columns, mapping, LANES) if wide else None
         body4 = four if four is not None else "".join(f"        store(b, m, n + {k}, v[{k}]);\n" for k in range(LANES))
         one = self._store(rows, columns, mapping, 1) if four is None else "        ;\n"
-        known = self._ahead(rows, columns, mapping) if ahead and four is not None else None
-        more = [] if not ahead else _NOTHING_AHEAD if known is None else known
+        more: Sequence[str] = ()
+        if ahead:
+            more = _NOTHING_AHEAD if four is None else self._ahead(rows, columns, mapping)
         self.structs.append(
             f"struct E : {'IEpilogueAhead' if ahead else 'IEpilogue'}\n{{\n"
             f"    static void store({SIGNATURE}, float v)\n    {{\n{one}    }}\n"
@@ -123,15 +124,15 @@ class Wrapper:
         )
         return wide
 
-    def _ahead(self, rows: Int, columns: Int, mapping: BatchMapping) -> list[str] | None:
-        """The same with what it reads beside weights read before; None if it reads nothing."""
+    def _ahead(self, rows: Int, columns: Int, mapping: BatchMapping) -> list[str]:
+        """The same, with what it reads beside weights read before."""
         e, axes = self._emitter(rows, columns, mapping, LANES)
         self.ahead(e, axes, constants=False)
         first = len(e.lines)
         self.store(e, axes)
         known = Known.of(e.lines[:first], e.lines[first:])
         if known.is_empty:
-            return None
+            return _NOTHING_AHEAD
         return [
             "    static const int AHEAD = 1;",
             *known.struct_and_read("read4", SIGNATURE),

@@ -44,22 +44,17 @@ def _scaled_dot_product_attention(
 
 
 def _differentiable_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *options: Any, **named: Any
-) -> Tensor:  # fmt: skip
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask)):
-        return _trained(q, k, v, mask, *options, **named)
-    with torch._C._AutoDispatchBelowAutograd():
-        return functional.scaled_dot_product_attention(q, k, v, mask, *options, **named)
-
-
-def _trained(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     if is_trained(q, k, v, mask, dropout, causal, enable_gqa):
         return attend(q, k, v, mask, causal, scale, enable_gqa)
-    made: Tensor = _WHOLE.decompose(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
-    return made
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask)):
+        made: Tensor = _WHOLE.decompose(q, k, v, mask, dropout, causal, **options)
+        return made
+    with torch._C._AutoDispatchBelowAutograd():
+        return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **options)
 
 
 composite(aten._native_multi_head_attention.default)(formulas.multi_head_attention)
