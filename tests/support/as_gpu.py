@@ -24,7 +24,7 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
     (LAPILLI_CACHE_DIR). Kernels are kept in the user's all the same: what they are called depends on all that they are made of."""
-    from lapilli.codegen import flash_attention, fragments, gpu_dot, gpu_matvec, gpu_tiles, slang, tiles
+    from lapilli.codegen import attention_gradient, flash_attention, fragments, gpu_dot, gpu_matvec, gpu_tiles, slang, tiles
     from lapilli.program import writer
     from lapilli.target import BYTE_UNITS, KNOWN, SUBGROUP_SUMS, UNITS, device
 
@@ -32,7 +32,7 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     kept_kernels.keep_kernels(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(tiles, "OPERANDS_STAY", 1)
-    for module in (gpu_tiles, gpu_matvec, fragments, flash_attention):
+    for module in (gpu_tiles, gpu_matvec, fragments, flash_attention, attention_gradient):
         put(module, "UNITS", {dtype: replace(needs, subgroup_size=0) for dtype, needs in UNITS.items()})
     put(gpu_dot, "BYTE_UNITS", replace(BYTE_UNITS, subgroup_size=0))
     put(gpu_matvec, "SUBGROUP_SUMS", replace(SUBGROUP_SUMS, subgroup_size=0))

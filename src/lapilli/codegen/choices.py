@@ -17,7 +17,7 @@ from lapilli.codegen.template import Asked, Context, KernelTemplate
 from lapilli.codegen.wrapper import all_multiples
 from lapilli.ir.expr import loads
 from lapilli.ir.integer import Int, product
-from lapilli.ir.node import Attention, Constant, Input, Node, State
+from lapilli.ir.node import Attention, AttentionGradient, Constant, Input, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import Blocks
 from lapilli.schedule.fuse_reductions import RowFusion
@@ -109,7 +109,7 @@ def of_convolution(v: ConvolutionView, task: Task, ctx: Context) -> Question:
     return Question(_plan(ctx), "convolution", f"{form} -> {_result(task)}", sizes)
 
 
-def of_attention(task: Task, scores: Task, note: Attention, ctx: Context) -> Question:
+def of_attention(task: Task, scores: Task, note: Attention | AttentionGradient, ctx: Context) -> Question:
     sizes = {
         "heads": _size(product([a.extent for a in note.batch])), "m": _rows(note.rows[0].extent), "n": _size(note.inner.extent),
         "k": _size(note.q.shape[-1]), "width": _size(note.v.shape[-1]),
@@ -117,7 +117,8 @@ def of_attention(task: Task, scores: Task, note: Attention, ctx: Context) -> Que
     shared = math.prod(estimate(a.extent) for a in note.batch) // max(math.prod(map(estimate, note.k.shape[:-2])), 1)
     words = [*(x.dtype.name for x in (note.q, note.k, note.v)), *(["causal"] if note.causal else [])]
     words += [f"{shared} heads a key"] if shared > 1 else []
-    return Question(_plan(ctx), "attention", f"{', '.join(words)}, scores {_result(scores)} -> {_result(task)}", sizes)
+    op = f"gradient of attention's {note.of}" if isinstance(note, AttentionGradient) else "attention"
+    return Question(_plan(ctx), op, f"{', '.join(words)}, scores {_result(scores)} -> {_result(task)}", sizes)
 
 
 def of_rows(task: Task, row: RowFusion, ctx: Context) -> Question:

@@ -8,32 +8,38 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from lapilli.codegen import choices, masks
+from lapilli.codegen.attention_operands import (
+    HeadRows,
+    head_rows,
+    padded,
+    paged_rows,
+    place,
+    places_of,
+    score_struct,
+    source_of_units,
+)
 from lapilli.codegen.cpu import are_countable
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.open_rows import RowTemplate
-from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.tiles import SEEN, AttentionTile, attention_tiles
 from lapilli.codegen.wrapper import (
     SHORT,
     SIGNATURE,
     Wrapper,
-    all_multiples,
     batched,
     on_units,
     parts_source,
     source,
-    source8,
     with_sizes,
 )
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, loads, rewrite, substitute
-from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, maximum, minimum, of, product
+from lapilli.ir.expr import Expr, loads, rewrite
+from lapilli.ir.integer import Atom, Int, IntLike, as_int, ceildiv, maximum, minimum, product
 from lapilli.ir.node import Attention, Matmul, Node, in_state
-from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
-from lapilli.schedule.pages import Paged, Pages, in_pages
+from lapilli.schedule.pages import Pages, in_pages
 from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
 from lapilli.target import QUADS, UNITS, VOTES
@@ -117,15 +123,15 @@ _A = TypeVar("_A", bound="_Attention")
 
 def _template(kind: type[_A], scores: Task, note: Attention, ctx: Context, *more: Any) -> _A | None:
     batch = [a.extent for a in note.batch]
-    q = _tensor(note.q, batch, ctx, kind.unit)
+    q = head_rows(note.q, batch, ctx, kind.unit)
     k = v = pages = None
     paged = in_pages(note, ctx.views)
     if paged is not None:
-        k, v = (_of_pages(x, found, batch, ctx, kind.unit) for x, found in ((note.k, paged[0]), (note.v, paged[1])))
+        k, v = (paged_rows(x, found, batch, ctx, kind.unit) for x, found in ((note.k, paged[0]), (note.v, paged[1])))
         pages = replace(paged[2], number=ctx.place(paged[2].number))
     if k is None or v is None:
         pages = None
-        k, v = (_tensor(x, batch, ctx, kind.unit) for x in (note.k, note.v))
+        k, v = (head_rows(x, batch, ctx, kind.unit) for x in (note.k, note.v))
     size, width = note.q.shape[-1].value, note.v.shape[-1].value
     if q is None or k is None or v is None or not size or not width:
         return None
@@ -163,76 +169,6 @@ def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _Fe
 
 
 @dataclass(frozen=True)
-class _Tensor:
-    """strides: (outer batches, last batch, row, column) in elements; share: neighbouring heads that read the same data; width:
-    elements of a row.
-    """
-
-    operand: Operand
-    share: int
-    width: Int
-
-    @property
-    def wide(self) -> bool:
-        """Whether rows can be read four elements at a time."""
-        return self.operand.node.dtype.size in (2, 4) and _in_vectors(self.operand, self.width, 4)
-
-
-def _in_vectors(x: Operand, width: Int, unit: int) -> bool:
-    *others, column = x.strides
-    return unit == 1 or (column == 1 and all_multiples(unit, width, x.offset, *others))
-
-
-def _of_pages(x: Node, found: Paged, batch: Sequence[Int], ctx: Context, unit: int) -> _Tensor | None:
-    """A value in pages: the strides of outer batches are those of pages. None if the kernel cannot read it as it lies."""
-    if found.root.id not in ctx.layouts or not ctx.is_whole(found.root):
-        return None
-    share = (batch[-1] // x.shape[-3]).value
-    offset = ctx.layouts[found.root.id].offset(found.place)
-    strides = [offset.step(a) for a in (found.number, found.head, found.within, found.column)]
-    rest = substitute(offset, {found.number: 0, found.head: 0, found.within: 0, found.column: 0})
-    if not share or None in strides or rest.atoms():
-        return None
-    made = Operand(found.root, rest, tuple(as_int(s or 0) for s in strides))
-    return _Tensor(made, share, x.shape[-1]) if _in_vectors(made, x.shape[-1], unit) else None
-
-
-def _tensor(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> _Tensor | None:
-    """[*batch, rows, columns] in memory, copied if a kernel that reads `unit` elements at a time cannot read it as it lies. A
-    dimension of size 1 is broadcast; a last batch dimension that divides the heads is shared.
-    """
-    axes = [Var(f"a{d}", size) for d, size in enumerate(x.shape)]
-    share = 1
-    if batch and x.rank > 2 and x.shape[-3] not in (1, batch[-1]):
-        ratio = batch[-1] // x.shape[-3]
-        if ratio.value is None:
-            return None
-        share = ratio.value
-    index = tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
-    missing = [as_int(0)] * (len(batch) + 2 - x.rank)
-    found = operand(x, index, [None if a.extent == 1 else a for a in axes], ctx.views, ctx.layouts)
-    outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1]) if found is not None else None
-    width = x.shape[-1]
-    if found is None or outer is None or not ctx.is_whole(found.node) or not _in_vectors(found, width, unit):
-        found = gathered(x, index, [[] if a.extent == 1 else [a] for a in axes], ctx, unit)
-        outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1])
-        if outer is None or not ctx.is_whole(found.node):  # some of the outer batches are broadcast
-            return None
-    strides = (*missing, *found.strides)
-    head = strides[len(batch) - 1] if batch else as_int(0)
-    return _Tensor(Operand(found.node, found.offset, (outer, head, *strides[-2:])), share, x.shape[-1])
-
-
-def _place(w: Wrapper, name: str, t: _Tensor, unit: int) -> None:
-    """The parameters of type Strides, in vectors of `unit` elements."""
-    outer, head, row, column = t.operand.strides
-    w.params(
-        f"t.{name}", offset=t.operand.offset // unit, batch=outer // unit, head=head // unit, row=row // unit,
-        column=1 if unit > 1 else column,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class _Attention(RowTemplate):
     """softmax(scores) v. scores: the task of the scores. size: of a row of q and k; width: of a row of v. unit: elements that the
     kernel reads at a time.
@@ -243,9 +179,9 @@ class _Attention(RowTemplate):
 
     scores: Task
     causal: bool
-    q: _Tensor
-    k: _Tensor
-    v: _Tensor
+    q: HeadRows
+    k: HeadRows
+    v: HeadRows
     pages: Pages | None  # of keys and values
     size: int
     width: int
@@ -271,7 +207,7 @@ class _Attention(RowTemplate):
         rows, keys = note.rows[0].extent, note.inner.extent
         w = Wrapper(task, ctx, module, sizes_as_params=sizes_as_params)
         w.epilogue(rows, as_int(self.width), batched(task))
-        self._score(w)
+        score_struct(w, self.scores)
         self._pages(w)
         heads: IntLike = note.batch[-1].extent if note.batch else 1
         w.params(L=rows, S=keys, heads=heads, share=max(self.k.share, self.v.share))
@@ -290,17 +226,6 @@ class _Attention(RowTemplate):
             f"{lines}        return uint({number});\n    }}\n}};\n"
         )
 
-    def _score(self, w: Wrapper, name: str = "F", value: Expr | None = None) -> None:
-        """A struct of the pointwise operations that the scores' task applies to a product, or of some of them."""
-        assert self.scores.reduction is not None
-        _, _, mapping, places = self._places()
-        e = Emitter(w.kernel, places, None, {self.scores.reduction.id: "s"}, "        ")
-        text = e.value(rewrite(self.scores.value if value is None else value, mapping))
-        w.structs.append(
-            f"struct {name} : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}"
-            f"        return {text};\n    }}\n}};\n"
-        )
-
     def _keep(self, w: Wrapper) -> bool:
         """struct M: whether a mask leaves a key. Others are not read if they are entries of a cache: it may not be filled yet. What
         excludes other keys adds -inf to their scores, which NaN and infinities outlast, and so it is with their values. Returns
@@ -308,7 +233,7 @@ class _Attention(RowTemplate):
         """
         assert self.scores.reduction is not None
         cached = all(in_state(t.operand.node) for t in (self.k, self.v))
-        m, n, mapping, places = self._places()
+        m, n, mapping, places = places_of(self.scores)
         found = masks.conditions(self.scores.value, self.scores.reduction) if cached else ()
         conditions = [rewrite(condition, mapping) for condition in found]
         bounds = masks.bounds(conditions, m, n) or masks.Bounds()
@@ -337,12 +262,6 @@ class _Attention(RowTemplate):
             + "};\n"
         )
         return bool(conditions)
-
-    def _places(self) -> tuple[Var, Var, dict[Atom, Int], dict[Atom, str]]:
-        """Query and key, the axes of the scores' task in these terms, and how kernels call them."""
-        mapping = batched(self.scores)
-        m, n = Var("m", mapping.rows[0].extent), Var("n", mapping.column.extent)
-        return m, n, mapping(of(m), of(n)), {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}
 
     def _flops(self, task: Task) -> Int:
         note = attention_of(task)
@@ -407,7 +326,7 @@ class _Flash(_Attention):
         w = self._wrapper("gpu_attention", task, ctx, sizes_as_params)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
-            _place(w, name, t, 4 if t.wide else 1)
+            place(w, name, t, 4 if t.wide else 1)
         queries, masked = self.queries, self._keep(w)
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
         call = (
@@ -467,7 +386,7 @@ class _CpuFlash(_Attention):
         w = self._wrapper("cpu_attention", task, ctx, sizes_as_params)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=True)
-            _place(w, name, t, 4)
+            place(w, name, t, 4)
         masked, note = self._keep(w), attention_of(task)
         batches = product([a.extent for a in note.batch]) // self.share
         blocks = ceildiv(note.rows[0].extent * self.share, 4 * self.rows)
@@ -480,11 +399,6 @@ class _CpuFlash(_Attention):
         written.needs = QUADS
         written.flops = self._flops(task)
         return written
-
-
-def _padded(size: int) -> int:
-    """Of a row, which is read eight elements at a time."""
-    return -(-size // 8) * 8
 
 
 @dataclass(frozen=True)
@@ -501,7 +415,7 @@ class _MatrixFlash(_Attention):
 
     def for_rows(self, count: int, task: Task, ctx: Context) -> list[AttentionTile]:
         batch = estimate(product([a.extent for a in attention_of(task).batch]))
-        return attention_tiles(batch, count, _padded(self.size), _padded(self.width), ctx.target)
+        return attention_tiles(batch, count, padded(self.size), padded(self.width), ctx.target)
 
     @property
     def variant(self) -> str:
@@ -510,12 +424,10 @@ class _MatrixFlash(_Attention):
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = self._wrapper("gpu_attention_matrix", task, ctx, sizes_as_params)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
-            source8(w, name.upper(), t.operand.node)
-            outer, head, row, _ = t.operand.strides
-            w.params(f"t.{name}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
+            source_of_units(w, name.upper(), t)
         before = masks.before_the_query(self.scores.value, self.scores.axes) if self.causal else None
         if before is not None:
-            self._score(w, "G", before)
+            score_struct(w, self.scores, "G", before)
         tile, dtype, masked = self.tile, self.q.operand.node.dtype, self._keep(w)
         assert tile is not None
         note = attention_of(task)
@@ -524,15 +436,15 @@ class _MatrixFlash(_Attention):
         # would read keys and values from memory again for each block.
         heads_first = self.causal and estimate(blocks) * estimate(batch) <= _FEW_ROUNDS * ctx.target.compute_units
         call = (
-            f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, {'F' if before is None else 'G'}, M, E, {_padded(self.size)}, "
-            f"{_padded(self.width)}, {self.width}, {tile.subgroups}, {tile.keys}, {int(self.causal)}, {int(masked)}, "
+            f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, {'F' if before is None else 'G'}, M, E, {padded(self.size)}, "
+            f"{padded(self.width)}, {self.width}, {tile.subgroups}, {tile.keys}, {int(self.causal)}, {int(masked)}, "
             f"{int(heads_first)}>(P.t, gid, li);"
         )
         groups = (batch, as_int(1), blocks) if heads_first else (blocks, as_int(1), batch)
         written = w.finish(
             call, groups, (tile.invocations, 1, 1), "attention_matrix", "MatrixAttentionParams", ["gpu_attention"]
         )
-        written.shared = tile.shared(_padded(self.size), _padded(self.width)) + SEEN * masked
+        written.shared = tile.shared(padded(self.size), padded(self.width)) + SEEN * masked
         written.needs = UNITS[dtype] | QUADS | VOTES
         written.flops = self._flops(task)
         return written
@@ -618,14 +530,14 @@ class _FewQueries(_Attention):
             w.epilogue(note.rows[0].extent, as_int(self.width), batched(task))
         else:
             w.epilogue(task.out.shape[0], task.out.shape[1], batched(task))
-        self._score(w)
+        score_struct(w, self.scores)
         self._keep(w)
         self._pages(w)
         heads: IntLike = note.batch[-1].extent if note.batch else 1
         w.params(S=note.inner.extent, heads=heads, share=max(self.k.share, self.v.share), parts=self.parts)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
-            _place(w, name, t, 4 if t.wide else 1)
+            place(w, name, t, 4 if t.wide else 1)
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
         parts = parts_source(w, self.joined, self.counters, self.counter)
         mode = 1 if whole else 2 if self.joined is not None else 0

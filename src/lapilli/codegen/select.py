@@ -5,7 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows, sampling_kernels, split_k
+from lapilli.codegen import (
+    attention_gradient,
+    families,
+    flash_attention,
+    generic,
+    recurrent_kernels,
+    rows,
+    sampling_kernels,
+    split_k,
+)
 from lapilli.codegen.absorb import absorb
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.emit import NotVectorizable
@@ -57,7 +66,7 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     for task in made.tasks:
         if task.row is not None:
             rows.choose(task, ctx)
-        if task.reduction is not None and flash_attention.choose(task, ctx):
+        if task.reduction is not None and (flash_attention.choose(task, ctx) or attention_gradient.choose(task, ctx)):
             pass
         elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):
             recurrent_kernels.choose(task, task.reduction.contraction, ctx)

@@ -461,9 +461,9 @@ class AttentionTile:
         own = _SCRATCH + OPERANDS_STAY * (16 * line + 3 * self.keys)
         return 16 * (max(self.keys * (line + line_v), staged) + self.subgroups * own)
 
-    def divides(self, size: int, width: int) -> bool:
+    def divides(self, *sizes: int) -> bool:
         """Whether all invocations load as much of a tile."""
-        return all(self.keys * 2 * -(-d // 16) % self.invocations == 0 for d in (size, width))
+        return all(self.keys * 2 * -(-d // 16) % self.invocations == 0 for d in sizes)
 
 
 _ATTENTION = tuple(AttentionTile(*t) for t in ((4, 32), (2, 64), (2, 32)))
@@ -488,6 +488,35 @@ def attention_tiles(batch: int, rows: int, size: int, width: int, target: Target
         )
 
     fitting = [*filter(fits, (_WIDE_ATTENTION, *_ATTENTION) if size + width >= _WIDE_ROWS else _ATTENTION)]
+    busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
+    first = (busy or fitting[::-1])[:1]
+    return [*first, *(t for t in (*fitting, *filter(fits, _OTHER_ATTENTION)) if first and t not in first)]
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Of the rows that pass through memory when attention's gradients and sums are computed. Others of these sizes stay."""
+
+    passing: tuple[int, ...]
+
+    def shared(self, t: AttentionTile) -> int:
+        """Bytes of shared memory: a tile, or before it one operand that stays, and each subgroup's own."""
+        passing = [2 * -(-size // 16) + 1 for size in self.passing]
+        own = _SCRATCH + OPERANDS_STAY * (16 * sum(passing) + 3 * t.keys)
+        return 16 * (max(t.keys * sum(passing), t.queries * max(passing)) + t.subgroups * own)
+
+
+def gradient_tiles(batch: int, rows: int, sizes: RowSizes, target: Target) -> list[AttentionTile]:
+    """The tiles of attention's gradients and sums, the one first that is taken without measuring; none if all are too large."""
+
+    def fits(t: AttentionTile) -> bool:
+        return (
+            t.divides(*sizes.passing)
+            and sizes.shared(t) <= target.shared_memory
+            and t.invocations <= target.invocations
+        )
+
+    fitting = [*filter(fits, _ATTENTION)]
     busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
     first = (busy or fitting[::-1])[:1]
     return [*first, *(t for t in (*fitting, *filter(fits, _OTHER_ATTENTION)) if first and t not in first)]

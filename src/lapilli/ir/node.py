@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -182,6 +182,26 @@ class Attention(Matmul):
     q: Node
     k: Node
     v: Node
+    causal: bool
+
+
+@dataclass(frozen=True)
+class AttentionGradient(Matmul):
+    """The product that is the gradient of q, k or v (`of`), before heads that share keys are added up.
+
+    weights, scores, q, k, v, causal: as for `Attention`. grad: the gradient of the result. delta: the sum of that times the result,
+    for each query. The gradients of scores are weights * (grad v^T - delta) * scale.
+    """
+
+    of: Literal["q", "k", "v"]
+    scores: Node
+    weights: Node
+    q: Node
+    k: Node
+    v: Node
+    grad: Node
+    delta: Node
+    scale: float
     causal: bool
 
 

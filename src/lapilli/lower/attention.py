@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
 from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
+from lapilli.ir.expr import Const, Expr, binary, cast_to, const, index, load, unary, where
 from lapilli.ir.integer import Int
-from lapilli.ir.node import Attention, Map, Matmul, Node, Reduce
+from lapilli.ir.node import Attention, AttentionGradient, Map, Matmul, Node, Reduce
 from lapilli.lower.matmul import product
 from lapilli.lower.registry import Call, broadcast, lowering
 
@@ -59,7 +60,8 @@ def attention_backward(
     inner = replace(call, dtypes=(DType.float32,), half=False)
     short = q.dtype if q.dtype.is_short_float else DType.float32
     keys, values = (_expanded(call, x, batch, enable_gqa) for x in (k, v))
-    weights = _weights(call, _scores(inner, q, keys, batch, mask, causal, scale), short)[0]
+    scores = _scores(inner, q, keys, batch, mask, causal, scale)
+    weights = _weights(call, scores, short)[0]
     factor = _default_scale(q.shape[-1]) if scale is None else const(scale)
     delta = inner.reduce(
         "sum",
@@ -69,7 +71,7 @@ def attention_backward(
         name="_delta",
     )
     raw = product(replace(inner, name=f"{call.name}_dp"), grad, values, transposed=True, batch=count)
-    scores = replace(call, name=f"{call.name}_ds").map(
+    changes = replace(call, name=f"{call.name}_ds").map(
         lambda *at: cast_to(load(weights, at), DType.float32) * (load(raw, at) - load(delta, at[:-1])) * factor,
         shape=raw.shape,
         dtype=short,
@@ -81,16 +83,23 @@ def attention_backward(
             lambda *at: load(x, (*at[:-2], at[-1], at[-2])), shape=(*batch, x.shape[-1], x.shape[-2]), dtype=x.dtype
         )
 
-    def gradient(index: int, a: Node, b: Node, to: Node) -> Node:
+    def gradient(of: Literal["q", "k", "v"], a: Node, b: Node, to: Node) -> Node:
+        index = "qkv".index(of)
         of_one = replace(
             call,
-            name=f"{call.name}_d{'qkv'[index]}",
+            name=f"{call.name}_d{of}",
             shapes=call.shapes[index : index + 1],
             dtypes=call.dtypes[index : index + 1],
         )
-        if to.shape[:-2] == tuple(batch):
-            return product(of_one, a, b, batch=count)
-        made = product(replace(inner, name=f"{of_one.name}_heads"), a, b, batch=count)
+        shared = to.shape[:-2] != tuple(batch)
+        made = product(replace(inner, name=f"{of_one.name}_heads") if shared else of_one, a, b, batch=count)
+        if isinstance(note := made.contraction, Matmul) and isinstance(factor, Const):
+            made.contraction = AttentionGradient(
+                **vars(note), of=of, scores=scores, weights=weights, q=q, k=k, v=v, grad=grad, delta=delta,
+                scale=float(factor.value), causal=causal,
+            )  # fmt: skip
+        if not shared:
+            return made
         heads = batch[-1] // to.shape[-3]  # that share these keys
 
         def head(at: Sequence[Int], r: Sequence[Int]) -> Expr:
@@ -99,9 +108,9 @@ def attention_backward(
         return of_one.reduce("sum", head, to.shape, [heads])
 
     return [
-        gradient(0, scores, keys, q),
-        gradient(1, turned(scores), q, k),
-        gradient(2, turned(weights), grad, v),
+        gradient("q", changes, keys, q),
+        gradient("k", turned(changes), q, k),
+        gradient("v", turned(weights), grad, v),
     ]
 
 

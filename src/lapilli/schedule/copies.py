@@ -25,7 +25,9 @@ def insert_copies(tasks: Sequence[Task]) -> list[Task]:
 
     def steps(task: Task) -> Iterator[Task]:
         for step in task.template.steps if task.template is not None else ():
-            yield from with_steps(step)
+            if step.out.id not in made:  # several kernels may need one
+                made.add(step.out.id)
+                yield from with_steps(step)
         for node in task.reads():
             if isinstance(node, Packed) and node.id not in made:
                 made.add(node.id)

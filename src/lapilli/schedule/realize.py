@@ -18,7 +18,20 @@ from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
-from lapilli.ir.node import Attention, Constant, Convolution, Graph, Input, Map, Matmul, Node, Reduce, Update, nbytes
+from lapilli.ir.node import (
+    Attention,
+    AttentionGradient,
+    Constant,
+    Convolution,
+    Graph,
+    Input,
+    Map,
+    Matmul,
+    Node,
+    Reduce,
+    Update,
+    nbytes,
+)
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.pages import in_pages
@@ -214,9 +227,10 @@ def is_weight(node: Node) -> bool:
 
 def _attended(n: Node) -> list[Node]:
     """The operands of attention in memory, before batch dimensions are broadcast, seen through views."""
-    if not isinstance(n, Reduce) or not isinstance(n.contraction, Attention):
+    note = n.contraction if isinstance(n, Reduce) else None
+    if not isinstance(note, Attention | AttentionGradient):
         return []
-    operands = (n.contraction.q, n.contraction.k, n.contraction.v)
+    operands = (note.q, note.k, note.v, *((note.grad,) if isinstance(note, AttentionGradient) else ()))
     roots = [chase(x, (as_int(0),) * x.rank)[0] for x in operands]
     return [root for root in roots if isinstance(root, Map)]
 

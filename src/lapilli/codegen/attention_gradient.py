@@ -1,0 +1,268 @@
+"""Gradients of attention on matrix units: the tasks that they replace, and wrappers around kernels/gpu_attention_gradient.slang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from lapilli.codegen import choices, masks
+from lapilli.codegen.attention_operands import (
+    HeadRows,
+    head_rows,
+    padded,
+    score_struct,
+    source_of_units,
+)
+from lapilli.codegen.emit import Emitter
+from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.template import Context, KernelTemplate, simple_task
+from lapilli.codegen.tiles import AttentionTile, RowSizes, gradient_tiles
+from lapilli.codegen.wrapper import SHORT, Wrapper, batched, on_units, with_sizes
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, const, load, loads
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of, product
+from lapilli.ir.node import AttentionGradient, Matmul, Node
+from lapilli.schedule.layout import estimate
+from lapilli.schedule.roots import chase
+from lapilli.schedule.task import Task
+from lapilli.target import QUADS, UNITS
+
+_UNIT = 8  # elements of an operand that the kernels read at a time
+_UNREAD = {"offset": 0, "batch": 0, "head": 0, "row": 0}  # Strides8 of an operand that a kernel does not read
+_FEW_ROUNDS = 8  # of causal attention's work groups on all compute units
+
+
+def choose(task: Task, ctx: Context) -> bool:
+    """Selects the template for a gradient of attention. The tasks that compute weights and the gradients of scores then have one
+    use fewer, and may be dropped by `without_unread`.
+    """
+    assert task.reduction is not None
+    note = task.reduction.contraction
+    if not isinstance(note, AttentionGradient) or not ctx.is_whole(task.out):
+        return False
+    scores = _task_of(note.scores, ctx)
+    if scores is None or scores.reduction is None or not isinstance(scores.reduction.contraction, Matmul):
+        return False
+    if on_units(ctx.target, note.q, note.k, note.v, note.grad) is None or note.delta.id not in ctx.layouts:
+        return False
+    made = _template(scores, note, ctx)
+    if made is None:
+        return False
+    question = choices.of_attention(task, scores, note, ctx)
+    template = choices.choose(task, question, choices.named(made.family, made.variants(task, ctx)), ctx)
+    if template is None or len({n.id for n in (task.out, *template.operands)}) > ctx.target.bindings:
+        return False
+    replaced = (scores, _task_of(note.weights, ctx), _task_of(note.lhs, ctx))
+    task.template, task.members = template, tuple({t.out.id: t for t in replaced if t is not None}.values())
+    return True
+
+
+def _task_of(node: Node, ctx: Context) -> Task | None:
+    root, _ = chase(node, tuple(as_int(0) for _ in node.shape), dict(ctx.views))
+    return ctx.tasks.get(root.id)
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Of the kernels of one attention. sums: the step that computes the logarithms of its sums of exponentials."""
+
+    q: HeadRows
+    k: HeadRows
+    v: HeadRows
+    grad: HeadRows
+    sums: Task
+
+
+def _operands(scores: Task, note: AttentionGradient, ctx: Context) -> _Operands | None:
+    batch = [a.extent for a in note.batch]
+    q, k, v, grad = (head_rows(x, batch, ctx, _UNIT) for x in (note.q, note.k, note.v, note.grad))
+    size, width = note.q.shape[-1].value, note.v.shape[-1].value
+    if q is None or k is None or v is None or grad is None or not size or not width or k.share != v.share:
+        return None
+    return _Operands(q, k, v, grad, _Sums(scores, note, q, k, size).step(ctx))
+
+
+def _template(scores: Task, note: AttentionGradient, ctx: Context) -> _Gradient | None:
+    if scores.out.id not in ctx.in_common:
+        ctx.in_common[scores.out.id] = _operands(scores, note, ctx)
+    found: _Operands | None = ctx.in_common[scores.out.id]
+    if found is None:
+        return None
+    size, width = note.q.shape[-1].value or 0, note.v.shape[-1].value or 0
+    return _Gradient(scores, note, found.q, found.k, size, found.sums, found.v, found.grad, width)
+
+
+@dataclass(frozen=True)
+class _OnUnits(KernelTemplate):
+    """size: of a row of q and k."""
+
+    scores: Task
+    note: AttentionGradient
+    q: HeadRows
+    k: HeadRows
+    size: int
+
+    @property
+    def _read(self) -> list[Node]:
+        """Operands of both kernels."""
+        read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.reduction]
+        return [self.q.operand.node, self.k.operand.node, *read]
+
+    @property
+    def _queries(self) -> Int:
+        return self.scores.axes[-2].extent
+
+    @property
+    def _keys(self) -> Int:
+        return self.scores.axes[-1].extent
+
+    @property
+    def _batch(self) -> Int:
+        return product([a.extent for a in self.note.batch])
+
+    def _wrapper(self, task: Task, ctx: Context, sizes_as_params: bool) -> tuple[Wrapper, str]:
+        """With the scores' functions and the sizes; and what the function of keys that are not after the query is called."""
+        w = Wrapper(task, ctx, "gpu_attention_gradient", sizes_as_params=sizes_as_params)
+        score_struct(w, self.scores)
+        before = masks.before_the_query(self.scores.value, self.scores.axes) if self.note.causal else None
+        if before is not None:
+            score_struct(w, self.scores, "G", before)
+        heads: IntLike = self.note.batch[-1].extent if self.note.batch else 1
+        w.params(L=self._queries, S=self._keys, heads=heads, share=self.k.share)
+        return w, "F" if before is None else "G"
+
+    def _finished(
+        self, w: Wrapper, ctx: Context, name: str, types: str, numbers: list[int], tile: AttentionTile, rows: Int
+    ) -> KernelSource:
+        """The kernel `name`, of these types and numbers, for so many rows of a batch."""
+        blocks, causal = ceildiv(rows, tile.queries), self.note.causal
+        heads_first = causal and estimate(blocks) * estimate(self._batch) <= _FEW_ROUNDS * ctx.target.compute_units
+        counts = [*numbers, tile.subgroups, tile.keys, int(causal), int(heads_first)]
+        dtype = self.q.operand.node.dtype
+        call = f"{name}<{SHORT[dtype]}, {types}, {', '.join(map(str, counts))}>(P.t, gid, li);"
+        groups = (self._batch, as_int(1), blocks) if heads_first else (blocks, as_int(1), self._batch)
+        written = w.finish(call, groups, (tile.invocations, 1, 1), name, "GradientParams", ["gpu_attention"])
+        written.needs = UNITS[dtype] | QUADS
+        return written
+
+
+@dataclass(frozen=True)
+class _Sums(_OnUnits):
+    """Logarithms of the sums of exponentials, [batch, queries, 1]."""
+
+    def step(self, ctx: Context) -> Task:
+        made = Node(
+            (self._batch, self._queries, as_int(1)),
+            DType.float32,
+            f"{self.note.scores.name}_sums",
+            self.note.scores.origin,
+        )
+        ctx.dense(made)
+        task = simple_task(made, [*self.scores.origins[:1]], "attention, logarithms of sums")
+        task.template = self
+        return task
+
+    @property
+    def operands(self) -> list[Node]:
+        return self._read
+
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        w, before = self._wrapper(task, ctx, sizes_as_params)
+        w.epilogue(self._batch * self._queries, as_int(1), batched(task))
+        for name, t in (("Q", self.q), ("K", self.k)):
+            source_of_units(w, name, t)
+        w.params("t.v", **_UNREAD)
+        w.params("t.o", **_UNREAD)
+        size = padded(self.size)
+        sizes = RowSizes((size,))
+        tile = gradient_tiles(estimate(self._batch), estimate(self._queries), sizes, ctx.target)[0]
+        written = self._finished(w, ctx, "attention_sums", f"Q, K, F, {before}, E", [size], tile, self._queries)
+        written.shared = sizes.shared(tile)
+        written.flops = self._batch * self._queries * self._keys * (2 * self.size)
+        return written
+
+
+@dataclass(frozen=True)
+class _Gradient(_OnUnits):
+    """One gradient. sums: the step that computes logarithms of sums. width: of a row of v and the result's gradient."""
+
+    sums: Task
+    v: HeadRows
+    grad: HeadRows
+    width: int
+    tile: AttentionTile | None = None  # None: not chosen yet
+
+    family = "attention's gradient on matrix units"
+
+    @property
+    def steps(self) -> tuple[Task, ...]:
+        return (self.sums,)
+
+    @property
+    def operands(self) -> list[Node]:
+        others = [] if self.note.of == "v" else [self.v.operand.node, self.note.delta]
+        return [*self._read, self.grad.operand.node, self.sums.out, *others]
+
+    @property
+    def variant(self) -> str:
+        return str(self.tile)
+
+    @property
+    def _rows(self) -> Int:
+        return self._queries if self.note.of == "q" else self._keys
+
+    @property
+    def _sizes(self) -> RowSizes:
+        return RowSizes((padded(self.size), padded(self.width)))
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        for tile in gradient_tiles(estimate(self._batch), estimate(self._rows), self._sizes, ctx.target):
+            yield replace(self, tile=tile)
+
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        note, tile = self.note, self.tile
+        assert tile is not None
+        w, before = self._wrapper(task, ctx, sizes_as_params)
+        of_values = note.of == "v"
+        width = self.width if of_values else self.size
+        w.epilogue(self._rows, as_int(width), batched(task))
+        for name, t in (("Q", self.q), ("K", self.k), *(() if of_values else (("V", self.v),)), ("O", self.grad)):
+            source_of_units(w, name, t)
+        if of_values:
+            w.params("t.v", **_UNREAD)
+        self._of_queries(w)
+        numbers = ["qkv".index(note.of), padded(self.size), padded(self.width), width]
+        types = f"Q, K, {'K' if of_values else 'V'}, O, F, {before}, C, E"
+        written = self._finished(w, ctx, "attention_gradient", types, numbers, tile, self._rows)
+        written.shared = self._sizes.shared(tile)
+        products = 2 * (self.size + width + (0 if of_values else self.width))
+        written.flops = self._batch * self._queries * self._keys * products
+        return written
+
+    def _of_queries(self, w: Wrapper) -> None:
+        """struct C: what is known of a query."""
+        mapping = batched(self.scores)
+        m = Var("m", self._queries)
+        axes = mapping(of(m), as_int(0))
+        places: dict[Atom, str] = {m: "int(m)", mapping.var: "int(b)"}
+
+        def function(head: str, value: Expr) -> str:
+            e = Emitter(w.kernel, places, None, {}, "        ")
+            text = e.value(value)
+            return f"    static float {head}\n    {{\n{e.text()}        return {text};\n    }}\n"
+
+        b = of(mapping.var) if mapping.var.extent != 1 else as_int(0)
+        at = [axes[a] for a in self.scores.axes[:-1]]
+        w.structs.append(
+            "struct C : IOfQueries\n{\n"
+            + function("scale()", const(self.note.scale))
+            + function("sums(uint b, uint m)", load(self.sums.out, (b, of(m), as_int(0))))
+            + function("delta(uint b, uint m)", const(0.0) if self.note.of == "v" else load(self.note.delta, tuple(at)))
+            + "};\n"
+        )

@@ -1,0 +1,118 @@
+"""What kernels of attention read: rows of queries, keys and values by head, and how scores follow from products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lapilli.codegen.emit import Emitter
+from lapilli.codegen.packing import gathered
+from lapilli.codegen.template import Context
+from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, batched, source8
+from lapilli.ir.expr import Expr, rewrite, substitute
+from lapilli.ir.integer import Atom, Int, Var, as_int, of
+from lapilli.ir.node import Node
+from lapilli.schedule.contraction import Operand, merged, operand
+from lapilli.schedule.pages import Paged
+from lapilli.schedule.task import Task
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """strides: (outer batches, last batch, row, column) in elements; share: neighbouring heads that read the same data; width:
+    elements of a row.
+    """
+
+    operand: Operand
+    share: int
+    width: Int
+
+    @property
+    def wide(self) -> bool:
+        """Whether rows can be read four elements at a time."""
+        return self.operand.node.dtype.size in (2, 4) and _in_vectors(self.operand, self.width, 4)
+
+
+def _in_vectors(x: Operand, width: Int, unit: int) -> bool:
+    *others, column = x.strides
+    return unit == 1 or (column == 1 and all_multiples(unit, width, x.offset, *others))
+
+
+def paged_rows(x: Node, found: Paged, batch: Sequence[Int], ctx: Context, unit: int) -> HeadRows | None:
+    """A value in pages: the strides of outer batches are those of pages. None if the kernel cannot read it as it lies."""
+    if found.root.id not in ctx.layouts or not ctx.is_whole(found.root):
+        return None
+    share = (batch[-1] // x.shape[-3]).value
+    offset = ctx.layouts[found.root.id].offset(found.place)
+    strides = [offset.step(a) for a in (found.number, found.head, found.within, found.column)]
+    rest = substitute(offset, {found.number: 0, found.head: 0, found.within: 0, found.column: 0})
+    if not share or None in strides or rest.atoms():
+        return None
+    made = Operand(found.root, rest, tuple(as_int(s or 0) for s in strides))
+    return HeadRows(made, share, x.shape[-1]) if _in_vectors(made, x.shape[-1], unit) else None
+
+
+def head_rows(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> HeadRows | None:
+    """[*batch, rows, columns] in memory, copied if a kernel that reads `unit` elements at a time cannot read it as it lies. A
+    dimension of size 1 is broadcast; a last batch dimension that divides the heads is shared.
+    """
+    axes = [Var(f"a{d}", size) for d, size in enumerate(x.shape)]
+    share = 1
+    if batch and x.rank > 2 and x.shape[-3] not in (1, batch[-1]):
+        ratio = batch[-1] // x.shape[-3]
+        if ratio.value is None:
+            return None
+        share = ratio.value
+    index = tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
+    missing = [as_int(0)] * (len(batch) + 2 - x.rank)
+    found = operand(x, index, [None if a.extent == 1 else a for a in axes], ctx.views, ctx.layouts)
+    outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1]) if found is not None else None
+    width = x.shape[-1]
+    if found is None or outer is None or not ctx.is_whole(found.node) or not _in_vectors(found, width, unit):
+        found = gathered(x, index, [[] if a.extent == 1 else [a] for a in axes], ctx, unit)
+        outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1])
+        if outer is None or not ctx.is_whole(found.node):  # some of the outer batches are broadcast
+            return None
+    strides = (*missing, *found.strides)
+    head = strides[len(batch) - 1] if batch else as_int(0)
+    return HeadRows(Operand(found.node, found.offset, (outer, head, *strides[-2:])), share, x.shape[-1])
+
+
+def place(w: Wrapper, name: str, t: HeadRows, unit: int) -> None:
+    """The parameters of type Strides, in vectors of `unit` elements."""
+    outer, head, row, column = t.operand.strides
+    w.params(
+        f"t.{name}", offset=t.operand.offset // unit, batch=outer // unit, head=head // unit, row=row // unit,
+        column=1 if unit > 1 else column,
+    )  # fmt: skip
+
+
+def padded(size: int) -> int:
+    """Of a row, which is read eight elements at a time."""
+    return -(-size // 8) * 8
+
+
+def source_of_units(w: Wrapper, name: str, t: HeadRows) -> None:
+    """struct `name`, by which matrix units' kernels read `t`, and its parameters of type Strides8."""
+    source8(w, name, t.operand.node)
+    outer, head, row, _ = t.operand.strides
+    w.params(f"t.{name.lower()}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
+
+
+def places_of(scores: Task) -> tuple[Var, Var, dict[Atom, Int], dict[Atom, str]]:
+    """Query and key, the axes of the scores' task in these terms, and how kernels call them."""
+    mapping = batched(scores)
+    m, n = Var("m", mapping.rows[0].extent), Var("n", mapping.column.extent)
+    return m, n, mapping(of(m), of(n)), {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}
+
+
+def score_struct(w: Wrapper, scores: Task, name: str = "F", value: Expr | None = None) -> None:
+    """A struct of the pointwise operations that the scores' task applies to a product, or of some of them."""
+    assert scores.reduction is not None
+    _, _, mapping, places = places_of(scores)
+    e = Emitter(w.kernel, places, None, {scores.reduction.id: "s"}, "        ")
+    text = e.value(rewrite(scores.value if value is None else value, mapping))
+    w.structs.append(
+        f"struct {name} : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}"
+        f"        return {text};\n    }}\n}};\n"
+    )
