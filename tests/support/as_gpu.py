@@ -24,7 +24,16 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
     (LAPILLI_CACHE_DIR). Kernels are kept in the user's all the same: what they are called depends on all that they are made of."""
-    from lapilli.codegen import attention_gradient, flash_attention, fragments, gpu_dot, gpu_matvec, gpu_tiles, slang, tiles
+    from lapilli.codegen import (
+        attention_gradient,
+        flash_attention,
+        fragments,
+        gpu_dot,
+        gpu_matvec,
+        gpu_tiles,
+        slang,
+        tiles,
+    )
     from lapilli.program import writer
     from lapilli.target import BYTE_UNITS, KNOWN, SUBGROUP_SUMS, UNITS, device
 

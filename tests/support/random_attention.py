@@ -82,14 +82,13 @@ class Attends(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         c = self.given
-        if c.turned:
-            q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+        q, k, v = heads_apart(c, q, k, v)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=c.causal, scale=c.scale, enable_gqa=c.share > 1
         )
 
 
-def _inputs(c: Case, dtype: torch.dtype) -> list[Tensor]:
+def inputs_of(c: Case, dtype: torch.dtype) -> list[Tensor]:
     def rows(heads: int, count: int, size: int) -> Tensor:
         shape = (*c.batch, count, heads, size) if c.turned else (*c.batch, heads, count, size)
         return torch.randn(shape).to(dtype)
@@ -121,15 +120,23 @@ def exact(c: Case, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) 
     """In float64, as the documentation of torch's function has it. (What it calls on a CPU has other results for a negative scale
     with is_causal.)
     """
-    q, k, v = (x.double().transpose(-3, -2) if c.turned else x.double() for x in (q, k, v))
-    k, v = (x.repeat_interleave(c.share, -3) for x in (k, v))
-    scores = q @ k.mT * (c.size**-0.5 if c.scale is None else c.scale)
+    (values,) = heads_apart(c, v)
+    return weights_of(c, q, k, mask) @ values.double().repeat_interleave(c.share, -3)
+
+
+def weights_of(c: Case, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    q, k = (x.double() for x in heads_apart(c, q, k))
+    scores = q @ k.repeat_interleave(c.share, -3).mT * (c.size**-0.5 if c.scale is None else c.scale)
     if c.causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
     if mask is not None:
         scores = scores + (torch.where(mask, 0.0, -torch.inf) if mask.dtype is torch.bool else mask)
     empty = (scores == -torch.inf).all(-1, keepdim=True)
-    return scores.softmax(-1).masked_fill(empty, 0) @ v
+    return scores.softmax(-1).masked_fill(empty, 0)
+
+
+def heads_apart(c: Case, *given: Tensor) -> list[Tensor]:
+    return [x.transpose(-3, -2) if c.turned else x for x in given]
 
 
 def _strange_row(c: Case, v: Tensor) -> int:
@@ -143,7 +150,7 @@ def check(seed: int, plan: str, most: int = MOST) -> list[str]:
     c = case(seed, most)
     dtype = torch.bfloat16 if "bf16" in plan else torch.float16
     torch.manual_seed(seed)
-    model, inputs = Attends(c), _inputs(c, dtype)
+    model, inputs = Attends(c), inputs_of(c, dtype)
     shapes = None
     if c.open and (c.mask is None or c.mask[1] == "keys"):
         count = torch.export.Dim("count", min=1, max=4096) if c.queries > 1 else None

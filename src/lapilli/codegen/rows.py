@@ -24,9 +24,9 @@ from lapilli.codegen.emit import (
 from lapilli.codegen.kernel import KernelSource, finish, first_that_fits, linear_groups
 from lapilli.codegen.template import Context
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import cost, loads, rewrite
+from lapilli.ir.expr import Select, cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
-from lapilli.schedule.fuse_reductions import RowFusion, Step
+from lapilli.schedule.fuse_reductions import LONGEST_ROW, RowFusion, Step, can_end
 from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.task import Task
 from lapilli.target import Target
@@ -34,6 +34,10 @@ from lapilli.target import Target
 _UNROLLED = 16  # elements, or vectors of four, that an invocation keeps
 _GROUP = 128  # invocations of a work group that holds several rows
 _TEAM = 256  # at most, for one row
+_SHORTEST = 16  # elements of a row that is nothing but a reduction
+_MANY_ROWS = {True: ((16, 128, 256), (8, 128, 256)), False: ((16, 128, 2048), (8, 32, 1024))}
+"""Of rows that are nothing but a reduction, and of others: what an invocation takes, of rows of how many elements at least, and how
+many invocations each compute unit must have then."""
 _CHUNK = 256  # terms that are summed before they join the total, where one invocation sums many
 
 
@@ -64,6 +68,25 @@ def choose(task: Task, ctx: Context) -> None:
     team = choices.choose(task, choices.of_rows(task, row, ctx), candidates, ctx)
     if team is not None and team != row.team:
         task.row = replace(row, team=team)
+
+
+def alone(task: Task, ctx: Context) -> RowFusion | None:
+    """A reduction of contiguous rows of known, moderate length, on a GPU, as a row without anything else in it."""
+    reduction, body = task.reduction, task.reduction_body
+    if reduction is None or body is None or ctx.target.kind != "gpu" or not can_end(task, ctx.target) or task.within:
+        return None
+    if isinstance(body, Select):  # terms that are left out: generic kernels have loops that end before them
+        return None
+    length = product([a.extent for a in reduction.raxes]).value
+    if length is None or not _SHORTEST <= length <= LONGEST_ROW:
+        return None
+    read = [ld for ld in loads(body) if ld.node.id in ctx.layouts]
+    main = max(read, key=lambda ld: estimate(product(ld.node.shape)), default=None)
+    order = in_memory(main.index, ctx.layouts[main.node.id]) if main is not None else []
+    if not order or order[-1] not in reduction.raxes:
+        return None
+    step = Step(task.out, reduction, body, task.value)
+    return RowFusion(task.axes, reduction.raxes, (step,), task.value, task.store, True)
 
 
 @dataclass(frozen=True)
@@ -126,12 +149,24 @@ class _Writer:
             return _Shape(1, max(1, int(32 * self.row.team)), turns, True)
         length = known if known is not None else self.steps.bounds[1] or _TEAM
         team = 1
-        while team < (8 if across else _TEAM) and team * 4 <= length:  # two to four elements each
+        each = 4 if across else self._each_takes(length)
+        while team < (8 if across else _TEAM) and team * each <= length:
             team *= 2
         team = max(1, min(int(team * self.row.team), self.target.invocations, _TEAM))
         rows = max(1, min(_GROUP // team, estimate(self.count)))
         turns = -(-known // team) if known is not None and -(-known // team) <= _UNROLLED else None
         return _Shape(team, rows, turns, across)
+
+    def _each_takes(self, length: int) -> int:
+        """How many elements (or vectors) an invocation takes, from half of that on. Few are fastest, unless rows are so many that
+        all compute units are busy anyway: larger teams only have more to put together then.
+        """
+        alone = self.row.whole and len(self.row.steps) == 1
+        work, units = estimate(self.count) * length, self.target.compute_units
+        for each, shortest, busy in _MANY_ROWS[alone]:
+            if length * self.lanes >= shortest and work >= each * busy * units:
+                return each
+        return 4
 
     # -- the kernel
     def write(self) -> KernelSource:

@@ -64,6 +64,8 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     kernels = Kernels(ctx, lambda t: _written(t, ctx))
     selected: list[Task] = []
     for task in made.tasks:
+        if task.row is None:
+            task.row = rows.alone(task, ctx)
         if task.row is not None:
             rows.choose(task, ctx)
         if task.reduction is not None and (flash_attention.choose(task, ctx) or attention_gradient.choose(task, ctx)):

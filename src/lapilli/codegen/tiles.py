@@ -493,6 +493,13 @@ def attention_tiles(batch: int, rows: int, size: int, width: int, target: Target
     return [*first, *(t for t in (*fitting, *filter(fits, _OTHER_ATTENTION)) if first and t not in first)]
 
 
+_GRADIENT = tuple(AttentionTile(*t) for t in ((4, 32), (2, 32)))
+_SUMS = tuple(AttentionTile(*t) for t in ((4, 64), (4, 32), (2, 32)))
+_WIDEST_GRADIENT = 320
+"""Numbers in a row of keys and one of values together, up to which registers hold what belongs to a row. Of 192 each, the kernels
+take 2.4 ms and whole products 1.6; of 160 they take 1.2 for 1.5."""
+
+
 @dataclass(frozen=True)
 class RowSizes:
     """Of the rows that pass through memory when attention's gradients and sums are computed. Others of these sizes stay."""
@@ -501,22 +508,25 @@ class RowSizes:
 
     def shared(self, t: AttentionTile) -> int:
         """Bytes of shared memory: a tile, or before it one operand that stays, and each subgroup's own."""
-        passing = [2 * -(-size // 16) + 1 for size in self.passing]
-        own = _SCRATCH + OPERANDS_STAY * (16 * sum(passing) + 3 * t.keys)
-        return 16 * (max(t.keys * sum(passing), t.queries * max(passing)) + t.subgroups * own)
+        lines = [2 * -(-size // 16) + 1 for size in self.passing]
+        own = _SCRATCH + OPERANDS_STAY * (16 * sum(lines) + 3 * t.keys)
+        return 16 * (max(t.keys * sum(lines), t.queries * max(lines)) + t.subgroups * own)
 
 
 def gradient_tiles(batch: int, rows: int, sizes: RowSizes, target: Target) -> list[AttentionTile]:
-    """The tiles of attention's gradients and sums, the one first that is taken without measuring; none if all are too large."""
+    """The tiles of attention's gradients, or of the sums of queries, the one first that is taken without measuring; none if all are
+    too large.
+    """
+    usual = _SUMS if len(sizes.passing) == 1 else _GRADIENT
 
     def fits(t: AttentionTile) -> bool:
-        return (
-            t.divides(*sizes.passing)
-            and sizes.shared(t) <= target.shared_memory
-            and t.invocations <= target.invocations
-        )
+        shared = sizes.shared(t) <= target.shared_memory
+        return shared and t.divides(*sizes.passing) and t.invocations <= target.invocations
 
-    fitting = [*filter(fits, _ATTENTION)]
+    if len(sizes.passing) > 1 and sum(sizes.passing) > _WIDEST_GRADIENT:
+        return []
+    fitting = [*filter(fits, usual)]
     busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
     first = (busy or fitting[::-1])[:1]
-    return [*first, *(t for t in (*fitting, *filter(fits, _OTHER_ATTENTION)) if first and t not in first)]
+    others = (t for t in (*fitting, *filter(fits, (*_ATTENTION, *_OTHER_ATTENTION))) if t not in first)
+    return [*first, *dict.fromkeys(others if first else ())]

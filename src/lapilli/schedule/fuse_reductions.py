@@ -74,7 +74,7 @@ def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) ->
     gone: set[int] = set()
     made: dict[int, Task] = {}
     for t in reversed(tasks):  # the last reader takes all
-        if t.out.id in gone or not _can_end(t, target):
+        if t.out.id in gone or not can_end(t, target):
             continue
         found = _Group(t, by_out, readers, target).found()
         if found is not None:
@@ -96,7 +96,8 @@ def _is_reduction(t: Task) -> bool:
     )
 
 
-def _can_end(t: Task, target: Target) -> bool:
+def can_end(t: Task, target: Target) -> bool:
+    """Whether a task may be the last of a row."""
     return (
         is_word(t.out.dtype, target.half)
         and not t.partial

@@ -1,0 +1,54 @@
+"""Gradients of attention on matrix units, of any sizes, masks and layouts, by each of their tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import random_attention
+import random_attention_gradients
+import torch
+from torch import Tensor, nn
+
+import lapilli
+from lapilli.attention_operators import ATTENTION_BACKWARD
+from lapilli.target import TARGETS
+
+pytestmark = pytest.mark.usefixtures("on_any_device")
+
+NARROW = [s for s in range(80) if (c := random_attention.case(s)).size + c.width <= 80]
+"""Drivers take long to compile the emulation of long rows."""
+
+
+@pytest.mark.part(12)
+@pytest.mark.parametrize("seed", NARROW)
+def test_random_gradients(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = random_attention.PLANS[seed % 2]
+    monkeypatch.setitem(TARGETS, plan, replace(TARGETS[plan], shared_memory=32768))
+    random_attention_gradients.check(seed, plan, 2**20)
+
+
+def test_queries_without_keys_and_what_is_not_finite() -> None:
+    """A query that sees no key gives nothing to any gradient; what is not finite stays in its head."""
+
+    class Gradients(nn.Module):
+        def forward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, mask: Tensor) -> list[Tensor]:
+            return list(ATTENTION_BACKWARD(grad, q, k, v, out, mask, False, None, False))
+
+    torch.manual_seed(1)
+    q, k, v, grad = (torch.randn(1, 3, 19, 16).half() for _ in range(4))
+    mask = torch.ones(19, 19, dtype=torch.bool)
+    mask[4] = False
+    q[0, 1, 3, 2], v[0, 2, 5, 1] = float("nan"), float("inf")
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = (leaves[0] @ leaves[1].mT * 0.25).masked_fill(~mask, -torch.inf)
+    made = scores.softmax(-1).masked_fill(~mask, 0) @ leaves[2]
+    wanted = torch.autograd.grad(made, leaves, grad.double())
+    given = (grad, q, k, v, made.detach().half(), mask)
+    with lapilli.compile(Gradients(), given, target="gpu-fp16-matrix", fallback="error") as program:
+        found = program(*given)
+    assert torch.equal(found[0][0, 0, 4], torch.zeros(16).half())
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got[0, 0].double(), want[0, 0].nan_to_num(0), rtol=1e-2, atol=2e-3)
+    assert not found[0][0, 1, 3].isfinite().any()
+    assert found[0][0, 1, :3].isfinite().all()
