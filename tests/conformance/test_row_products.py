@@ -22,7 +22,7 @@ PLANS = ["gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"]
 
 def kernels(program: lapilli.Program) -> list[str]:
     plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
-    return [d.kernel for d in plan.run]
+    return [d.kernel for d in plan.run if not d.rounds_input]
 
 
 def linear(rows: int, columns: int, bias: bool = False) -> nn.Linear:

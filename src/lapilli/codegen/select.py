@@ -11,6 +11,7 @@ from lapilli.codegen import (
     flash_attention,
     generic,
     recurrent_kernels,
+    reduce_parts,
     rows,
     sampling_kernels,
     split_k,
@@ -78,7 +79,7 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
         elif task.reduction is not None and task.reduction.contraction is not None and _reads_operands(task, ctx):
             selected += _contraction(task, ctx, kernels)
             continue
-        selected.append(task)
+        selected += reduce_parts.in_parts(task, ctx) or [task]
     if ctx.counters.count:
         ctx.dense(ctx.counters.node)
         selected.insert(0, ctx.counters.task())

@@ -233,6 +233,14 @@ class Reduce(Node):
     contraction: Matmul | Convolution | Recurrence | Sampling | None = None
 
 
+def neutral(op: str, dtype: DType) -> Expr:
+    """The identity element of a reduction."""
+    if op in ("max", "min"):
+        integer = -(2**31) if op == "max" else 2**31 - 1
+        return const(float("-inf" if op == "max" else "inf") if dtype is DType.float32 else integer, dtype)
+    return const({"sum": 0, "prod": 1, "any": False, "all": True}[op], dtype)
+
+
 @dataclass(frozen=True)
 class Reading:
     """Where the value of a size symbol is found: axis `axis` of an input has size factor * symbol + offset."""

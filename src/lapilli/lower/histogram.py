@@ -9,11 +9,11 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, where
 from lapilli.ir.integer import Int, product
-from lapilli.ir.node import Map, Node
+from lapilli.ir.node import Map, Node, neutral
 from lapilli.lower.indexing import unflat
 from lapilli.lower.linalg import part, step
 from lapilli.lower.reduction import over
-from lapilli.lower.registry import Call, lowering, neutral
+from lapilli.lower.registry import Call, lowering
 from lapilli.lower.scan import scan
 
 aten = torch.ops.aten

@@ -75,6 +75,34 @@ def batch_norm_of_batch(
     ]
 
 
+@lowering(aten._native_batch_norm_legit_functional.default)
+def batch_norm_in_training(
+    call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, training: bool, momentum: float,
+    eps: float,
+) -> list[Node]:  # fmt: skip
+    """As `batch_norm_of_batch`, and the new running mean and variance, [C]. Otherwise, without `training`, as `batch_norm`."""
+    if not training:
+        kept = [
+            _other(call, k, name, lambda *at, old=old: load(old, at))
+            for k, name, old in ((3, "running_mean", mean), (4, "running_var", variance))
+        ]
+        first = replace(call, shapes=call.shapes[:3], dtypes=call.dtypes[:3])
+        return [*batch_norm(first, x, weight, bias, mean, variance, momentum, eps), *kept]
+    d = [k for k in range(x.rank) if k != 1]
+    moments = _Moments(call, x, d, eps)
+
+    def new(old: Node, value: Callable[[Int], Expr]) -> Callable[..., Expr]:
+        return lambda c: load(old, [c]) * (1 - momentum) + value(c) * momentum
+
+    return [
+        call.map(lambda *at: _affine(moments.normal(at), weight, bias, [_channel(at)])),
+        _other(call, 1, "mean", lambda c: moments.mean([c])),
+        _other(call, 2, "rstd", lambda c: moments.rstd([c])),
+        _other(call, 3, "running_mean", new(mean, lambda c: moments.mean([c]))),
+        _other(call, 4, "running_var", new(variance, lambda c: moments.unbiased([c]))),
+    ]
+
+
 @lowering(aten.batch_norm.default)
 def batch_norm_composite(
     call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node | None, variance: Node | None, training: bool,
@@ -105,6 +133,10 @@ class _Moments:
 
     def mean(self, kept: Sequence[Int]) -> Expr:
         return load(self.total, tuple(kept)) / self.count
+
+    def unbiased(self, kept: Sequence[Int]) -> Expr:
+        """The estimate of the variance of all values; NaN of a single one."""
+        return load(self.squares, tuple(kept)) / (self.count - 1.0)
 
     def rstd(self, kept: Sequence[Int]) -> Expr:
         return unary("rsqrt", load(self.squares, tuple(kept)) / self.count + self.eps)

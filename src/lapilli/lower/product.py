@@ -12,10 +12,10 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, load, select, unary, where
 from lapilli.ir.integer import Int, as_int, ceildiv
-from lapilli.ir.node import Map, Node
+from lapilli.ir.node import Map, Node, neutral
 from lapilli.lower.bits import parts
 from lapilli.lower.reduction import count, keep, over
-from lapilli.lower.registry import Call, lowering, neutral, normalize_dims
+from lapilli.lower.registry import Call, lowering, normalize_dims
 
 aten = torch.ops.aten
 

@@ -50,7 +50,7 @@ from lapilli.ir.integer import (
 from lapilli.ir.interval import INT32
 from lapilli.ir.narrow import LIMITS, wrapped
 from lapilli.ir.narrow import OPERATIONS as NARROW
-from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State, Update, operands
+from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State, Update, neutral, operands
 from lapilli.ir.ranges import Ranges
 
 Operand = Node | Int | Expr | int | float | bool
@@ -302,7 +302,15 @@ class Call:
         stored: DType,
         name: str,
     ) -> Reduce:
-        """Reduces pieces of LONG elements, then the results of the pieces."""
+        """Reduces pieces of LONG elements, or of whole axes, then the results of the pieces."""
+        outer = _pieces(over)
+        if outer:
+            inner = over[outer:]
+            of_axes = self.reduce(
+                op, lambda at, r: body(at[: len(sizes)], (*at[len(sizes) :], *r)), (*sizes, *over[:outer]), inner, None,
+                f"{name}_pieces", None,
+            )  # fmt: skip
+            return self._joined(op, of_axes, sizes, over[:outer], stored, name)
         total = math.prod(over, start=as_int(1))
         pieces = ceildiv(total, LONG)
 
@@ -316,21 +324,35 @@ class Call:
             return select([total - 1 - at[-1] * LONG - r[0]], value, neutral(op, value.dtype))
 
         partial = self.reduce(op, piece, (*sizes, pieces), (minimum(LONG, total),), None, f"{name}_pieces", None)
+        return self._joined(op, partial, sizes, (pieces,), stored, name)
+
+    def _joined(
+        self, op: str, partial: Reduce, sizes: tuple[Int, ...], pieces: tuple[Int, ...], stored: DType, name: str
+    ) -> Reduce:
+        """The results of pieces, reduced."""
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
+        bounded = math.prod(pieces, start=as_int(1)).bounds[1] is not None
         whole = self.reduce(
-            op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name,
-            LONG if total.bounds[1] is not None else None,  # without a bound, two steps must suffice
+            op, lambda at, r: cast_to(load(partial, [*at, *r]), partial.body.dtype), sizes, pieces, None, name,
+            LONG if bounded else None,  # without a bound, two steps must suffice
         )  # fmt: skip
         whole.dtype = stored
         return whole
 
 
-def neutral(op: str, dtype: DType) -> Expr:
-    """The identity element of a reduction."""
-    if op in ("max", "min"):
-        integer = -(2**31) if op == "max" else 2**31 - 1
-        return const(float("-inf" if op == "max" else "inf") if dtype is DType.float32 else integer, dtype)
-    return const({"sum": 0, "prod": 1, "any": False, "all": True}[op], dtype)
+_SHORTEST_PIECE = 64
+
+
+def _pieces(over: Sequence[Int]) -> int:
+    """How many of the first axes a reduction's pieces are along: each then is of the others, and neighbours in memory stay
+    neighbours. 0: of none, as axes are of unknown size, or pieces would be short or too many.
+    """
+    sizes = [size.value for size in over]
+    if None in sizes:
+        return 0
+    known = [size or 0 for size in sizes]
+    outer = next((k for k in range(len(known)) if math.prod(known[k:]) <= LONG), 0)
+    return outer if math.prod(known[outer:]) >= _SHORTEST_PIECE and math.prod(known[:outer]) <= LONG else 0
 
 
 def _is_inside(i: Int, n: Int) -> bool:

@@ -16,9 +16,9 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, select, unary, where
 from lapilli.ir.integer import Int, as_int
-from lapilli.ir.node import Map, Node
+from lapilli.ir.node import Map, Node, neutral
 from lapilli.lower.product import cumulated
-from lapilli.lower.registry import Call, convert, lowering, neutral
+from lapilli.lower.registry import Call, convert, lowering
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, select, where
 from lapilli.ir.integer import Int, as_int, product
-from lapilli.ir.node import Map, Node, Reduce
+from lapilli.ir.node import Map, Node, Reduce, neutral
 from lapilli.lower.indexing import Indices, Places, at_dim, flat, unflat, wrapped
 from lapilli.lower.registry import (
     LONGEST,
@@ -27,7 +27,6 @@ from lapilli.lower.registry import (
     element,
     exactly,
     lowering,
-    neutral,
     scalar,
 )
 from lapilli.lower.scan import scan
