@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lapilli import autoload
-from lapilli.eager import matmul_target
+from lapilli.eager import heavy_calls
 from lapilli.eager.call_signature import CallSignature, operand
 from lapilli.eager.dispatch import fallbacks, reset_fallbacks
 from lapilli.eager.operator_schema import schema_of
@@ -165,7 +165,7 @@ PRODUCTS: dict[str, Callable[[Any], list[Tensor]]] = {
 def test_products_whose_sizes_come_again(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compiled for these sizes the second time, with numbers that may still vary."""
     for attribute, value in {"HEAVY": 0, "_seen": set(), "_exact": set()}.items():
-        monkeypatch.setattr(matmul_target, attribute, value)
+        monkeypatch.setattr(heavy_calls, attribute, value)
 
     def drawn(device: str, dtype: torch.dtype) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)
@@ -176,7 +176,7 @@ def test_products_whose_sizes_come_again(name: str, dtype: torch.dtype, monkeypa
         for ours, theirs in zip(drawn("vulkan", dtype), exact, strict=True):
             assert ours.dtype is dtype
             torch.testing.assert_close(ours.cpu(), theirs.to(dtype))
-    assert matmul_target._exact or dtype is not torch.float32, "halves may have matrix units"
+    assert heavy_calls._exact or dtype is not torch.float32, "halves may have matrix units"
     assert not fallbacks()
 
 
@@ -184,7 +184,7 @@ def test_products_whose_sizes_come_again(name: str, dtype: torch.dtype, monkeypa
 def test_convolutions_whose_sizes_come_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compiled for these sizes the second time."""
     for name, value in {"HEAVY": 0, "_seen": set(), "_exact": set()}.items():
-        monkeypatch.setattr(matmul_target, name, value)
+        monkeypatch.setattr(heavy_calls, name, value)
     f, x, weight = scattering(seed)
     exact = f(x.double(), weight.double())
     terms = f(x.double().abs(), weight.double().abs())  # the sums of their terms' magnitudes
@@ -194,7 +194,7 @@ def test_convolutions_whose_sizes_come_again(seed: int, monkeypatch: pytest.Monk
             assert ours.device.type == "vulkan" and ours.stride() == theirs.stride()
             assert ((ours.cpu().double() - theirs).abs() <= bound * sums).all()
     assert not fallbacks()
-    assert matmul_target._exact
+    assert heavy_calls._exact
 
 
 def test_the_same_tensor_twice_and_two_tensors_are_other_calls() -> None:

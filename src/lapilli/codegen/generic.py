@@ -49,6 +49,8 @@ _RESIDENT = 16
 """Work groups for each compute unit that are started for what is rarely computed."""
 _ROW, _SHARING = 256, 32
 """On GPUs, rows of so many elements are folded by so many invocations at least, which read them together."""
+_OPEN = 64
+"""What an open number of elements counts as on GPUs at least: there may be many, and little is lost if there are few."""
 
 
 class _Writer:
@@ -197,7 +199,10 @@ class _Writer:
         """Invocations that share one reduction: more if there are few results and long reductions."""
         if self.target.kind == "any" or reduction.op == "argpool":
             return 1
-        length = estimate(product([a.extent for a in reduction.raxes]))
+        extent = product([a.extent for a in reduction.raxes])
+        length = estimate(extent)
+        if self.target.kind == "gpu" and extent.value is None and (extent.bounds[1] or _OPEN) >= _OPEN:
+            length = max(length, _OPEN)
         free = max(_FULL, self.target.compute_units * _UNIT) // max(1, estimate(work))
         if self.target.kind == "gpu" and length >= _ROW and self._folds_rows(reduction):
             free = max(free, _SHARING)

@@ -34,6 +34,7 @@ from lapilli.target import Target
 _UNROLLED = 16  # elements, or vectors of four, that an invocation keeps
 _GROUP = 128  # invocations of a work group that holds several rows
 _TEAM = 256  # at most, for one row
+_OPEN_TEAM = 32  # the same, where an open row is nothing but a reduction: most are short
 _SHORTEST = 16  # elements of a row that is nothing but a reduction
 _MANY_ROWS = {True: ((16, 128, 256), (8, 128, 256)), False: ((16, 128, 2048), (8, 32, 1024))}
 """Of rows that are nothing but a reduction, and of others: what an invocation takes, of rows of how many elements at least, and how
@@ -71,14 +72,14 @@ def choose(task: Task, ctx: Context) -> None:
 
 
 def alone(task: Task, ctx: Context) -> RowFusion | None:
-    """A reduction of contiguous rows of known, moderate length, on a GPU, as a row without anything else in it."""
+    """A reduction of contiguous rows of moderate length, on a GPU, as a row without anything else in it."""
     reduction, body = task.reduction, task.reduction_body
     if reduction is None or body is None or ctx.target.kind != "gpu" or not can_end(task, ctx.target) or task.within:
         return None
     if isinstance(body, Select):  # terms that are left out: generic kernels have loops that end before them
         return None
-    length = product([a.extent for a in reduction.raxes]).value
-    if length is None or not _SHORTEST <= length <= LONGEST_ROW:
+    most = product([a.extent for a in reduction.raxes]).bounds[1]
+    if most is None or not _SHORTEST <= most <= LONGEST_ROW:
         return None
     read = [ld for ld in loads(body) if ld.node.id in ctx.layouts]
     main = max(read, key=lambda ld: estimate(product(ld.node.shape)), default=None)
@@ -150,20 +151,25 @@ class _Writer:
         length = known if known is not None else self.steps.bounds[1] or _TEAM
         team = 1
         each = 4 if across else self._each_takes(length)
-        while team < (8 if across else _TEAM) and team * each <= length:
+        most = 8 if across else _OPEN_TEAM if known is None and self.alone else _TEAM
+        while team < most and team * each <= length:
             team *= 2
         team = max(1, min(int(team * self.row.team), self.target.invocations, _TEAM))
         rows = max(1, min(_GROUP // team, estimate(self.count)))
         turns = -(-known // team) if known is not None and -(-known // team) <= _UNROLLED else None
         return _Shape(team, rows, turns, across)
 
+    @property
+    def alone(self) -> bool:
+        """Whether the row is nothing but a reduction."""
+        return self.row.whole and len(self.row.steps) == 1
+
     def _each_takes(self, length: int) -> int:
         """How many elements (or vectors) an invocation takes, from half of that on. Few are fastest, unless rows are so many that
         all compute units are busy anyway: larger teams only have more to put together then.
         """
-        alone = self.row.whole and len(self.row.steps) == 1
         work, units = estimate(self.count) * length, self.target.compute_units
-        for each, shortest, busy in _MANY_ROWS[alone]:
+        for each, shortest, busy in _MANY_ROWS[self.alone]:
             if length * self.lanes >= shortest and work >= each * busy * units:
                 return each
         return 4

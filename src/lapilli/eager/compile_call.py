@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from lapilli.attention_operators import ATTENTION
+from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.compiler import assemble_graph
 from lapilli.eager.call_signature import (
     CallSignature,
@@ -58,6 +58,7 @@ FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
     aten.convolution.default: {1: _ALL}, aten.convolution_overrideable.default: {1: _ALL},
     aten.convolution_backward.default: {2: _ALL}, aten.convolution_backward_overrideable.default: {2: _ALL},
     aten.scaled_dot_product_attention.default: {0: _LAST, 1: _LAST, 2: _LAST}, ATTENTION: {0: _LAST, 1: _LAST, 2: _LAST},
+    ATTENTION_BACKWARD: {0: _LAST, 1: _LAST, 2: _LAST, 3: _LAST, 4: _LAST},
     aten._int_mm.default: {0: _LAST, 1: _ALL},
     CODED_LINEAR: {0: _LAST, 1: _ALL, 2: _ALL, 3: _ALL, 4: _ALL}, CODED_EMBEDDING: {1: _ALL, 2: _ALL, 3: _ALL},
 }  # fmt: skip

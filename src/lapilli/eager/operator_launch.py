@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import device_copy, int64_checks, matmul_target, storage, transfer
+from lapilli.eager import device_copy, heavy_calls, int64_checks, storage, transfer
 from lapilli.eager.call_signature import CallSignature, CannotRun, NumberOperand, TensorOperand, operand
 from lapilli.eager.launch import Key, Launch, Place, Run, Symbol, bits
 from lapilli.eager.operator_schema import Schema
@@ -59,7 +59,7 @@ class OperatorLaunch:
         index: int,
     ) -> None:
         """leaves: all arguments, in the schema's order. Raises CannotRun."""
-        choice = matmul_target.choose(signature_of(schema, leaves, given), index)
+        choice = heavy_calls.choose(signature_of(schema, leaves, given), index)
         target, signature, self.passing = choice.target, choice.signature, choice.passing
         operands = signature.operands()
         for x in operands:

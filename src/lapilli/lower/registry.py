@@ -42,6 +42,7 @@ from lapilli.ir.integer import (
     as_int,
     ceildiv,
     is_nonnegative,
+    maximum,
     minimum,
     of,
     symbol,
@@ -312,18 +313,21 @@ class Call:
             )  # fmt: skip
             return self._joined(op, of_axes, sizes, over[:outer], stored, name)
         total = math.prod(over, start=as_int(1))
-        pieces = ceildiv(total, LONG)
+        length = as_int(LONG)
+        if total.value is None:  # short ones, for few results of many elements
+            length = minimum(LONG, maximum(_OPEN_PIECE, ceildiv(total, _OPEN_PIECES)))
+        pieces = ceildiv(total, length)
 
         def piece(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-            rest = at[-1] * LONG + r[0]
+            rest = at[-1] * length + r[0]
             place: list[Int] = []
             for size in reversed(over[1:]):
                 place.append(rest % size)
                 rest = rest // size
             value = body(at[:-1], (rest, *reversed(place)))
-            return select([total - 1 - at[-1] * LONG - r[0]], value, neutral(op, value.dtype))
+            return select([total - 1 - at[-1] * length - r[0]], value, neutral(op, value.dtype))
 
-        partial = self.reduce(op, piece, (*sizes, pieces), (minimum(LONG, total),), None, f"{name}_pieces", None)
+        partial = self.reduce(op, piece, (*sizes, pieces), (minimum(length, total),), None, f"{name}_pieces", None)
         return self._joined(op, partial, sizes, (pieces,), stored, name)
 
     def _joined(
@@ -341,6 +345,8 @@ class Call:
 
 
 _SHORTEST_PIECE = 64
+_OPEN_PIECE, _OPEN_PIECES = 64, 128
+"""Of an open number of elements: a piece has so many at least, or is that part of all of them."""
 
 
 def _pieces(over: Sequence[Int]) -> int:

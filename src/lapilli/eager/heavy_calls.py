@@ -1,12 +1,12 @@
-"""Products with much work: which calls they are, and the sizes that their programs see.
+"""Calls with much work: which they are, and the sizes that their programs see.
 
 Kernels of matrix units read eight elements at once, and have tiles according to the amount of work. Sizes are therefore not
 entirely dynamic: a symbol is an eighth of a size that is a multiple of eight, and is bounded, with two ranges per power of two. A
 growing sequence passes through few of these.
 
 Without matrix units, and for transposed convolutions, gradients of convolutions and attention in training, the fast kernels need
-fixed sizes. These calls are compiled for any sizes the first time, and for their own the second: most programs repeat their sizes,
-and those that vary do not compile without end.
+fixed sizes. So do reductions of many elements, which are shared out by how many there are. These calls are compiled for any sizes
+the first time, and for their own the second: most programs repeat their sizes, and those that vary do not compile without end.
 """
 
 from __future__ import annotations
@@ -39,6 +39,18 @@ _CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 _ATTENTION: dict[Any, tuple[int, int]] = {ATTENTION: (0, 1), ATTENTION_BACKWARD: (1, 2)}
 """The positions of queries and keys. These operators are of training, where sizes repeat."""
 
+_REDUCTIONS = {
+    aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
+    aten._softmax.default, aten._softmax_backward_data.default, aten._log_softmax.default,
+    aten._log_softmax_backward_data.default, aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
+    aten.native_group_norm.default, aten.native_group_norm_backward.default, aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default,
+    aten.embedding_dense_backward.default, aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d.default, aten.avg_pool2d_backward.default,
+}  # fmt: skip
+_MANY = 1 << 18
+"""Elements of an operand of a reduction for which the kernels for dynamic sizes take longer than Python takes for a call."""
+
 _MOST_SEEN, _MOST_EXACT = 10_000, 1_000
 _seen: set[str] = set()
 _exact: set[str] = set()
@@ -57,9 +69,10 @@ class CallTarget:
 def choose(signature: CallSignature, device: int) -> CallTarget:
     """How a call is compiled."""
     plain, full = target_of(device), target_of(device, matrix=True)
-    if not is_heavy(signature):
+    reduces = _reduces_many(signature)
+    if not reduces and not is_heavy(signature):
         return CallTarget(plain, signature)
-    on_units = all(full.multiplies(FROM_TORCH.get(x.dtype)) for x in signature.operands())
+    on_units = not reduces and all(full.multiplies(FROM_TORCH.get(x.dtype)) for x in signature.operands())
     if on_units and not _scatters(signature) and signature.schema.computed not in _ATTENTION:
         return CallTarget(full, replace(signature, ranges=True))
     exact = replace(signature, exact=True)
@@ -89,6 +102,12 @@ def is_heavy(signature: CallSignature) -> bool:
         return False
     large = math.prod(right.shape[-2:]) >= LARGE
     return large or bool(math.prod(left.shape) * right.shape[-1] >= HEAVY)
+
+
+def _reduces_many(signature: CallSignature) -> bool:
+    if signature.schema.computed not in _REDUCTIONS:
+        return False
+    return any(math.prod(x.shape) >= _MANY for x in signature.operands())
 
 
 def _multiplications(signature: CallSignature) -> int:

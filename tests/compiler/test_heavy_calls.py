@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lapilli.codegen.gpu_tiles import Tiles
-from lapilli.eager import compile_call, matmul_target
+from lapilli.eager import compile_call, heavy_calls
 from lapilli.eager.call_signature import CallSignature, Range, TensorOperand, operand, range_of
 from lapilli.eager.operator_schema import schema_of
 from lapilli.target import CPU_HALF, GPU, GPU_BFLOAT, GPU_HALF, GPU_MATRIX, Target
@@ -43,7 +43,7 @@ def convolution(
 @pytest.fixture
 def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device 0 is one with matrix units."""
-    monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: GPU_MATRIX if matrix else GPU_HALF)
+    monkeypatch.setattr(heavy_calls, "target_of", lambda device, matrix=False: GPU_MATRIX if matrix else GPU_HALF)
 
 
 N = 1024  # a square product of this size is heavy, in elements and in work
@@ -73,23 +73,23 @@ PLANS: dict[str, tuple[CallSignature, Target]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_of_a_call(matrix_units: None, name: str) -> None:
     signature, expected = PLANS[name]
-    choice = matmul_target.choose(signature, 0)
+    choice = heavy_calls.choose(signature, 0)
     assert choice.target == expected
     assert choice.signature.ranges == (expected == GPU_MATRIX) and choice.signature.leaves == signature.leaves
 
 
 def test_bfloat16_on_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: GPU_BFLOAT if matrix else GPU_HALF)
+    monkeypatch.setattr(heavy_calls, "target_of", lambda device, matrix=False: GPU_BFLOAT if matrix else GPU_HALF)
     for dtype in (half, torch.bfloat16):
-        choice = matmul_target.choose(product(aten.mm.default, *[dense(N, N, dtype=dtype)] * 2), 0)
+        choice = heavy_calls.choose(product(aten.mm.default, *[dense(N, N, dtype=dtype)] * 2), 0)
         assert choice.target == GPU_BFLOAT and choice.signature.ranges
 
 
 @pytest.mark.parametrize("target", [CPU_HALF, GPU])
 @pytest.mark.usefixtures("nothing_seen")
 def test_other_devices_keep_their_programs(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
-    monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: target)
-    assert matmul_target.choose(PLANS["mm"][0], 0) == matmul_target.CallTarget(target, PLANS["mm"][0], passing=True)
+    monkeypatch.setattr(heavy_calls, "target_of", lambda device, matrix=False: target)
+    assert heavy_calls.choose(PLANS["mm"][0], 0) == heavy_calls.CallTarget(target, PLANS["mm"][0], passing=True)
 
 
 def gradients(size: int, channels: int = 64, dtype: torch.dtype = half, transposed: bool = False) -> CallSignature:
@@ -113,7 +113,7 @@ def gradients(size: int, channels: int = 64, dtype: torch.dtype = half, transpos
 @pytest.fixture
 def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_seen", "_exact"):
-        monkeypatch.setattr(matmul_target, name, set())
+        monkeypatch.setattr(heavy_calls, name, set())
 
 
 @pytest.mark.parametrize(
@@ -124,30 +124,43 @@ def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_compiled_for_sizes_that_come_again(
     matrix_units: None, nothing_seen: None, signature: CallSignature
 ) -> None:
-    first, second, third = (matmul_target.choose(signature, 0) for _ in range(3))
+    first, second, third = (heavy_calls.choose(signature, 0) for _ in range(3))
     assert first.passing and first.target == GPU_HALF and not first.signature.exact
     assert not second.passing and second.signature.exact
     assert second.target == (GPU_HALF if signature is PLANS["float32"][0] else GPU_MATRIX)
     assert third == second
 
 
+@pytest.mark.parametrize("rows, exact", [(4096, True), (64, False)])
+def test_reductions_of_many_elements(matrix_units: None, nothing_seen: None, rows: int, exact: bool) -> None:
+    """Are compiled for sizes that come again, for the same device as before."""
+    x = dense(rows, 384)
+    for signature in (
+        product(aten.sum.dim_IntList, x, (0,), False),
+        product(aten.native_layer_norm.default, x, (384,), dense(384), dense(384), 1e-5),
+    ):
+        first, second = (heavy_calls.choose(signature, 0) for _ in range(2))
+        assert not first.signature.exact and second.signature.exact is exact
+        assert first.target == second.target == GPU_HALF
+
+
 def test_sizes_that_vary_share_programs(
     matrix_units: None, nothing_seen: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices = [matmul_target.choose(gradients(size), 0) for size in range(50, 60)]
+    choices = [heavy_calls.choose(gradients(size), 0) for size in range(50, 60)]
     assert not any(choice.signature.exact for choice in choices)
     assert len({choice.signature.text() for choice in choices}) <= 2, "multiples of four, and others"
-    monkeypatch.setattr(matmul_target, "_MOST_EXACT", 2)
-    choices = [matmul_target.choose(gradients(size), 0) for size in range(50, 60)]
+    monkeypatch.setattr(heavy_calls, "_MOST_EXACT", 2)
+    choices = [heavy_calls.choose(gradients(size), 0) for size in range(50, 60)]
     assert [choice.signature.exact for choice in choices] == [True] * 2 + [False] * 8
     assert not any(choice.passing for choice in choices), "launches are kept again where no form becomes exact"
-    assert matmul_target.choose(gradients(50), 0).signature.exact
+    assert heavy_calls.choose(gradients(50), 0).signature.exact
 
 
 def test_gradients_without_much_work_or_units(matrix_units: None, nothing_seen: None) -> None:
     for _ in range(2):
-        assert matmul_target.choose(gradients(14, 16), 0) == matmul_target.CallTarget(GPU_HALF, gradients(14, 16))
-        single = matmul_target.choose(gradients(56, dtype=torch.float32), 0)
+        assert heavy_calls.choose(gradients(14, 16), 0) == heavy_calls.CallTarget(GPU_HALF, gradients(14, 16))
+        single = heavy_calls.choose(gradients(56, dtype=torch.float32), 0)
     assert single.signature.exact and single.target == GPU_HALF
 
 
