@@ -50,7 +50,7 @@ _INTEGERS = [o for o in COMPARABLE if o not in ONLY_FLOAT]
 
 
 @pytest.mark.parametrize("start", range(0, len(_INTEGERS), 12))
-@pytest.mark.part(5)
+@pytest.mark.part(7)
 def test_integers_and_bools(start: int) -> None:
     """Twelve operators a program, with a sample of every type."""
     with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def test_integers_and_bools(start: int) -> None:
 
 @pytest.mark.parametrize("target", ["any-fp32", "cpu-fp16"])
 @pytest.mark.parametrize("start", range(0, len(COMPARABLE), 8))
-@pytest.mark.part(8)
+@pytest.mark.part(12)
 def test_half_precision(start: int, target: str) -> None:
     """Half-precision tensors, on kernels with 16-bit types and on kernels that find two of them in a word."""
     part = [o for o in COMPARABLE[start : start + 8] if o not in NOT_HALF]
@@ -81,7 +81,7 @@ _DIFFERENT = [
 
 @pytest.mark.parametrize("target", ["cpu-fp32", "gpu-fp32"])
 @pytest.mark.parametrize("start", range(0, len(_DIFFERENT), 4))
-@pytest.mark.part(8)
+@pytest.mark.part(12)
 def test_kernels_of_other_plans(start: int, target: str, gpu_plans: None) -> None:
     cases = [c for o in _DIFFERENT[start : start + 4] for c in _some(o, torch.float32)[:4]]
     if cases:

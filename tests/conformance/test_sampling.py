@@ -148,7 +148,7 @@ def test_devices_draw_what_the_interpreter_draws(size: int, dtype: torch.dtype, 
             assert kept.gather(1, rows[:, None])[finite].all() or not choice[0] > 0
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_draws(seed: int) -> None:
     """Any size, number of rows, type, plan, and parameters that differ from row to row."""

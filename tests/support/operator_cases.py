@@ -85,7 +85,14 @@ def _norms() -> Cases:
 
     legit, composite = aten._native_batch_norm_legit_no_training.default, aten.batch_norm.default
     shapes = ((2, 5, 3, 3), (3, 4), (1, 3, 7))
+    functional = aten._native_batch_norm_legit_functional.default
     return {
+        functional: [
+            Case(functional, (f(*s), *arguments(s[1], a), training, 0.1, 1e-3))
+            for s in shapes
+            for a in (True, False)
+            for training in (True, False)
+        ],
         legit: [Case(legit, (f(*s), *arguments(s[1], a), 0.1, 1e-3)) for s in shapes for a in (True, False)],
         composite: [
             Case(composite, (f(*s), *arguments(s[1], a), False, 0.1, 1e-5, False))

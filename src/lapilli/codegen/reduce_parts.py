@@ -19,6 +19,7 @@ from lapilli.schedule.task import Task
 _SHARING = 16  # invocations of a work group that share a result
 _TERMS = 8  # of an invocation at least
 _BUSY = 512  # invocations for each compute unit that are enough
+_MANY = 1 << 22  # numbers to reduce; with fewer, a second kernel takes longer than it saves
 
 
 def in_parts(task: Task, ctx: Context) -> list[Task] | None:
@@ -40,7 +41,7 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     if order is None:
         return None
     length, results = product([a.extent for a in reduction.raxes]).value, product([a.extent for a in task.axes]).value
-    if not length or not results:
+    if not length or not results or length * results < _MANY:
         return None
     work = -(-results // 4) * _SHARING  # four neighbours are read at once
     count = min(ctx.target.compute_units * _BUSY // work, length // (_SHARING * _TERMS))
