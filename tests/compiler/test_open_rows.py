@@ -80,6 +80,19 @@ def test_a_matrix_has_one_layout_for_few_rows_and_many() -> None:
         assert len(read) == 1
 
 
+def test_invocations_on_a_cpu_follow_the_rows() -> None:
+    """Four columns of a row each for up to three rows, then tiles of four rows, of 16 rows from 16 on: and never more of them."""
+    model, shapes = nn.Linear(64, 64), ({0: torch.export.Dim("rows", min=1)},)
+    s = plan(model, torch.zeros(5, 64), target=TARGETS["cpu-fp32"], dynamic=shapes)
+    (written,) = [w for w in write_all(s).values() if w.name == "matmul"]
+    (symbol,) = {a for g in written.groups for a in g.atoms() if isinstance(a, Symbol)}
+    for count in range(1, 70):
+        quads = -(-count // 4) if count < 16 else -(-count // 16)
+        needed = count * 16 if count < 4 else quads * 4 * 8  # 16 vectors of columns, or 8 tiles of 8 columns
+        groups = [int(g.evaluate({symbol: count})) for g in written.groups]
+        assert groups == [-(-needed // written.local[0]), 1, 1], count
+
+
 # -- bounds of masks
 
 

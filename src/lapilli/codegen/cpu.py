@@ -165,14 +165,19 @@ class CpuMatmul(KernelTemplate):
         )  # fmt: skip
         n4, size, depth = ceildiv(self.n, 4), self.tile.invocations, _depth(self.k, ctx.target)
         block = max(block_of(self.w), depth)
-        if few and self.m.value is None:  # rows of open size: fewer than a block has, or many
+        if few and self.m.value is None:  # rows of open size: fewer than a tile has, than a block has, or many
             tm, tn = 4, self.tile.columns
-            blocks = ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
-            groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), size)
-            lane = f"uint({group}) * {size} + li"
+            columns = ceildiv(n4, tn // 4) * 4
+            many = ceildiv(self.m, 4 * tm) * columns * (1 - _is_below(self.m, 4 * tm))
+            some = ceildiv(self.m, 4) * columns * _is_below(self.m, 4 * tm)
+            lanes = maximum(maximum(many, some), minimum(self.m, tm - 1) * n4 * _is_below(self.m, tm))
+            groups, group = linear_groups(self.batch * lanes, size)
+            given = f"(P.t, uint({group}) * {size} + li, gid.x);"
+            options = f"{tn}, {depth}, {_stores(vec, self.n, tn)}, {whole}, {quads}"
             call = (
-                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {depth}, {block}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
-                f"    else matmul<X, W, E, {tm}, {tn}, {depth}, {_stores(vec, self.n, tn)}, {whole}, {quads}>(P.t, {lane}, gid.x);"
+                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {depth}, {block}, {int(vec)}, {whole}>{given}\n"
+                f"    else if (P.t.M < {4 * tm}) matmul<X, W, E, 1, {options}>{given}\n"
+                f"    else matmul<X, W, E, {tm}, {options}>{given}"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = _quads(ctx.target)
@@ -193,6 +198,11 @@ class CpuMatmul(KernelTemplate):
             written.needs = _quads(ctx.target)
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
+
+
+def _is_below(m: Int, limit: int) -> Int:
+    """1 if m < limit, else 0."""
+    return minimum(maximum(limit - m, 0), 1)
 
 
 def _depth(k: Int, target: Target) -> int:
