@@ -52,3 +52,30 @@ def test_queries_without_keys_and_what_is_not_finite() -> None:
         torch.testing.assert_close(got[0, 0].double(), want[0, 0].nan_to_num(0), rtol=1e-2, atol=2e-3)
     assert not found[0][0, 1, 3].isfinite().any()
     assert found[0][0, 1, :3].isfinite().all()
+
+
+def test_open_numbers_of_tokens_and_batches() -> None:
+    class Gradients(nn.Module):
+        def forward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
+            return list(ATTENTION_BACKWARD(grad, q, k, v, out, None, True, None, False))
+
+    def case(batch: int, tokens: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Arguments, and the gradients in float64."""
+        q, k, v, grad = (torch.randn(batch, 2, tokens, 16).half() for _ in range(4))
+        leaves = [x.double().requires_grad_() for x in (q, k, v)]
+        made = nn.functional.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=True)
+        return (grad, q, k, v, made.detach().half()), torch.autograd.grad(made, leaves, grad.double())
+
+    torch.manual_seed(2)
+    sizes = {0: torch.export.Dim("batch", min=1, max=8), 2: torch.export.Dim("tokens", min=2, max=400)}
+    shapes = (sizes,) * 5
+    target = "gpu-fp16-matrix"
+    with lapilli.compile(
+        Gradients(), case(2, 33)[0], dynamic_shapes=shapes, target=target, fallback="error"
+    ) as program:
+        names = [d.kernel for d in program.description.methods[0].plans[0].run]
+        assert names.count("attention_gradient") == 3
+        for batch, tokens in ((1, 2), (3, 64), (1, 129)):
+            given, wanted = case(batch, tokens)
+            for got, want in zip(program(*given), wanted, strict=True):
+                assert float((got - want).abs().max()) <= 2e-3 * float(want.abs().max())

@@ -699,6 +699,5 @@ def test_statistics_of_norms_in_half_precision_are_float32(name: str, dtype: tor
     for got, want in zip(found, norm(x.float(), w.float())[1:], strict=True):
         if name != "group":  # torch has these in half precision on every device
             assert got.dtype is torch.float32
-        torch.testing.assert_close(
-            got.cpu().float(), want, rtol=2**-8, atol=2**-8
-        )  # some are rounded to the type before
+        bound = 2**-8 if name in ("native", "group") else 2**-19  # those are rounded to the type before
+        torch.testing.assert_close(got.cpu().float(), want, rtol=bound, atol=bound)

@@ -69,13 +69,12 @@ heads, of which an invocation holds a part in registers, and quantized weights, 
 _HALVES = (torch.float16, torch.bfloat16)
 _NORMS = (
     aten.native_layer_norm.default, aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default,
+    aten._native_batch_norm_legit_functional.default,
 )  # fmt: skip
-"""Norms with lowerings. Their statistics of half-precision numbers are float32 on every device but the CPU, for which calls are
-traced here. Graphs of torch.compile are traced for the device: what they save has this type."""
-_COMPOSED_NORMS = (
-    aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default,
-)  # fmt: skip
-"""Norms that are taken apart, with the same statistics as results 1 and 2."""
+"""Norms with lowerings. Their statistics of half-precision numbers, results 1 and 2, are float32 on every device but the CPU, for
+which calls are traced here. Graphs of torch.compile are traced for the device: what they save has this type."""
+_COMPOSED_NORMS = (aten.native_batch_norm.default,)
+"""Norms that are taken apart, with the same statistics."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +278,8 @@ class _Call:
         with self.mode:
             value = op(*given, **named)
             if op in _NORMS:
-                value = (value[0], *(v.to(torch.float32) if v.dtype in _HALVES else v for v in value[1:]))
+                saved = (v.to(torch.float32) if v.dtype in _HALVES else v for v in value[1:3])
+                value = (value[0], *saved, *value[3:])
         node = self.graph.call_function(op, args, kwargs)
         node.meta["val"] = value
         return node

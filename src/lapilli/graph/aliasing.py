@@ -74,6 +74,7 @@ _FUNCTIONAL: dict[Overload, Overload] = {
     aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
     aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
     aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
 }
 """Variants that cannot be found by name."""
 
