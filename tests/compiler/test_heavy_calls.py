@@ -137,11 +137,17 @@ def test_reductions_of_many_elements(matrix_units: None, nothing_seen: None, row
     x = dense(rows, 384)
     for signature in (
         product(aten.sum.dim_IntList, x, (0,), False),
-        product(aten.native_layer_norm.default, x, (384,), dense(384), dense(384), 1e-5),
+        product(aten._log_softmax_backward_data.default, x, x, 1, half),
     ):
         first, second = (heavy_calls.choose(signature, 0) for _ in range(2))
         assert not first.signature.exact and second.signature.exact is exact
         assert first.target == second.target == GPU_HALF
+
+
+def test_norms_of_inference_keep_open_sizes(matrix_units: None, nothing_seen: None) -> None:
+    """Prompts have any length."""
+    signature = product(aten.native_layer_norm.default, dense(4096, 384), (384,), dense(384), dense(384), 1e-5)
+    assert not any(heavy_calls.choose(signature, 0).signature.exact for _ in range(3))
 
 
 def test_sizes_that_vary_share_programs(

@@ -112,3 +112,23 @@ def test_a_reduction_that_is_read_in_two_places_is_no_step_of_a_row(name: str, n
     x = torch.rand(n, n, generator=torch.Generator().manual_seed(n))
     want = READ_TWICE[name](x.double())
     assert relative_error(lapilli.compile(Function(READ_TWICE[name]), (x,))(x), want) < FLOAT_BOUND
+
+
+@pytest.mark.parametrize("shape", [(65539, 65), (4096, 1024), (3, 16411, 96)])
+def test_long_reductions_across_rows(shape: tuple[int, ...], gpu_plans: None) -> None:
+    """In parts, of which the last may be shorter."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.sum(-2), x.amax(-2), x.amin(-2) * 2, (x * 0 + 1).prod(-2)], -1)
+
+    agrees(f, "gpu-fp32", torch.randn(shape))
+
+
+@pytest.mark.parametrize("target", ["any-fp32", "cpu-fp32", "gpu-fp32"])
+def test_open_numbers_of_rows_and_columns(target: str, gpu_plans: None) -> None:
+    model, dim = Function(lambda x: torch.cat([x.sum(0), x.mean(1), x.amax(0), x.sum()[None]])), torch.export.Dim
+    shapes = ({0: dim("rows", min=1, max=20000), 1: dim("columns", min=1, max=20000)},)
+    with lapilli.compile(model, (torch.randn(3, 5),), target=target, dynamic_shapes=(shapes,)) as program:
+        for rows, columns in ((1, 1), (63, 3), (64, 65), (8193, 2), (2, 12000), (300, 301)):
+            x = torch.randn(rows, columns)
+            assert relative_error(program(x), model(x.double())) <= FLOAT_BOUND

@@ -12,6 +12,7 @@ from lapilli.codegen.attention_operands import (
     padded,
     score_struct,
     source_of_units,
+    work_groups,
 )
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource
@@ -29,7 +30,6 @@ from lapilli.target import QUADS, UNITS
 
 _UNIT = 8  # elements of an operand that the kernels read at a time
 _UNREAD = {"offset": 0, "batch": 0, "head": 0, "row": 0}  # Strides8 of an operand that a kernel does not read
-_FEW_ROUNDS = 8  # of causal attention's work groups on all compute units
 
 
 def choose(task: Task, ctx: Context) -> bool:
@@ -136,11 +136,10 @@ class _OnUnits(KernelTemplate):
     ) -> KernelSource:
         """The kernel `name`, of these types and numbers, for so many rows of a batch."""
         blocks, causal = ceildiv(rows, tile.queries), self.note.causal
-        heads_first = causal and estimate(blocks) * estimate(self._batch) <= _FEW_ROUNDS * ctx.target.compute_units
+        heads_first, groups = work_groups(blocks, self._batch, causal, ctx.target)
         counts = [*numbers, tile.subgroups, tile.keys, int(causal), int(heads_first)]
         dtype = self.q.operand.node.dtype
         call = f"{name}<{SHORT[dtype]}, {types}, {', '.join(map(str, counts))}>(P.t, gid, li);"
-        groups = (self._batch, as_int(1), blocks) if heads_first else (blocks, as_int(1), self._batch)
         written = w.finish(call, groups, (tile.invocations, 1, 1), name, "GradientParams", ["gpu_attention"])
         written.needs = UNITS[dtype] | QUADS
         return written

@@ -13,8 +13,10 @@ from lapilli.ir.expr import Expr, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
 from lapilli.ir.node import Node
 from lapilli.schedule.contraction import Operand, merged, operand
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.pages import Paged
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,16 @@ def score_struct(w: Wrapper, scores: Task, name: str = "F", value: Expr | None =
         f"struct {name} : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}"
         f"        return {text};\n    }}\n}};\n"
     )
+
+
+_FEW_ROUNDS = 8  # of causal attention's work groups on all compute units
+
+
+def work_groups(blocks: Int, batch: Int, causal: bool, target: Target) -> tuple[bool, tuple[Int, Int, Int]]:
+    """Whether work groups are counted by heads first, and how many there are, of so many blocks of rows in each head of the batch.
+
+    Of causal attention the longest rows of all heads come first, or the last head's are left when others have ended. Many heads
+    keep together: they would read what their blocks share from memory again for each.
+    """
+    heads_first = causal and estimate(blocks) * estimate(batch) <= _FEW_ROUNDS * target.compute_units
+    return heads_first, (batch, as_int(1), blocks) if heads_first else (blocks, as_int(1), batch)

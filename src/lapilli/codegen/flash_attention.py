@@ -17,6 +17,7 @@ from lapilli.codegen.attention_operands import (
     places_of,
     score_struct,
     source_of_units,
+    work_groups,
 )
 from lapilli.codegen.cpu import are_countable
 from lapilli.codegen.emit import Emitter
@@ -55,7 +56,6 @@ _PARTS = 64  # into which keys are shared out at most
 _PASS = 4  # rows whose sums are in shared memory at once
 _GROUPS = 1  # work groups for each compute unit that are enough
 MATRIX = 16  # rows of a fragment
-_FEW_ROUNDS = 8  # of causal attention's work groups on all compute units
 _SHARED = 32768  # bytes of a work group at most: with more, too few of them are on a compute unit at once
 
 
@@ -432,15 +432,12 @@ class _MatrixFlash(_Attention):
         assert tile is not None
         note = attention_of(task)
         blocks, batch = ceildiv(note.rows[0].extent, tile.queries), product([a.extent for a in note.batch])
-        # Of all heads the longest rows first, or the last head's are left when others have ended. Many heads keep together: they
-        # would read keys and values from memory again for each block.
-        heads_first = self.causal and estimate(blocks) * estimate(batch) <= _FEW_ROUNDS * ctx.target.compute_units
+        heads_first, groups = work_groups(blocks, batch, self.causal, ctx.target)
         call = (
             f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, {'F' if before is None else 'G'}, M, E, {padded(self.size)}, "
             f"{padded(self.width)}, {self.width}, {tile.subgroups}, {tile.keys}, {int(self.causal)}, {int(masked)}, "
             f"{int(heads_first)}>(P.t, gid, li);"
         )
-        groups = (batch, as_int(1), blocks) if heads_first else (blocks, as_int(1), batch)
         written = w.finish(
             call, groups, (tile.invocations, 1, 1), "attention_matrix", "MatrixAttentionParams", ["gpu_attention"]
         )

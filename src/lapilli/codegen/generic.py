@@ -26,7 +26,7 @@ from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, rea
 from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Reduce
 from lapilli.runtime.description import GENERIC
-from lapilli.schedule.layout import Layout, estimate, in_memory, is_word
+from lapilli.schedule.layout import Layout, estimate, in_memory, is_word, order_of_reads
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
@@ -268,11 +268,9 @@ class _Writer:
     def _folded(self, reduction: Reduce, body: Expr) -> list[Var]:
         """The axes of the reduction, in the order in which most of the data read is stored."""
         axes = [a for a in reduction.raxes if a.extent != 1]
-        read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
-        if reduction.op.startswith("arg") or not read:
+        if reduction.op.startswith("arg"):
             return axes
-        main = max(read, key=lambda ld: estimate(product(ld.node.shape)))
-        place = {a: k for k, a in enumerate(in_memory(main.index, self.kernel.layouts[main.node.id]))}
+        place = {a: k for k, a in enumerate(order_of_reads(loads(body), self.kernel.layouts))}
         return sorted(axes, key=lambda a: place.get(a, -1))
 
     def _limits(

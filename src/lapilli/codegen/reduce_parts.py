@@ -13,7 +13,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, load, loads, rewrite, select
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Reduce, neutral
-from lapilli.schedule.layout import estimate, in_memory
+from lapilli.schedule.layout import order_of_reads
 from lapilli.schedule.task import Task
 
 _SHARING = 16  # invocations of a work group that share a result
@@ -54,9 +54,7 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
 def _in_memory(task: Task, ctx: Context) -> list[Var] | None:
     """The task's axes in the order in which most of what is read lies; None if neighbours belong to the same result."""
     assert task.reduction is not None and task.reduction_body is not None
-    read = [ld for ld in loads(task.reduction_body) if ld.node.id in ctx.layouts]
-    main = max(read, key=lambda ld: estimate(product(ld.node.shape)), default=None)
-    order = in_memory(main.index, ctx.layouts[main.node.id]) if main is not None else []
+    order = order_of_reads(loads(task.reduction_body), ctx.layouts)
     if not order or order[-1] in task.reduction.raxes:
         return None
     place = {a: k for k, a in enumerate(order)}

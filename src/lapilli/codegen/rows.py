@@ -27,7 +27,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Select, cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.schedule.fuse_reductions import LONGEST_ROW, RowFusion, Step, can_end
-from lapilli.schedule.layout import Layout, estimate, in_memory
+from lapilli.schedule.layout import Layout, estimate, in_memory, order_of_reads
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
@@ -81,9 +81,7 @@ def alone(task: Task, ctx: Context) -> RowFusion | None:
     most = product([a.extent for a in reduction.raxes]).bounds[1]
     if most is None or not _SHORTEST <= most <= LONGEST_ROW:
         return None
-    read = [ld for ld in loads(body) if ld.node.id in ctx.layouts]
-    main = max(read, key=lambda ld: estimate(product(ld.node.shape)), default=None)
-    order = in_memory(main.index, ctx.layouts[main.node.id]) if main is not None else []
+    order = order_of_reads(loads(body), ctx.layouts)
     if not order or order[-1] not in reduction.raxes:
         return None
     step = Step(task.out, reduction, body, task.value)
@@ -130,12 +128,10 @@ class _Writer:
         elements belong to different rows.
         """
         if self.row.whole:
-            read = [ld for s in self.row.steps for ld in loads(s.body) if ld.node.id in self.layouts]
-            main = max(read, key=lambda ld: estimate(product(ld.node.shape)), default=None)
-            index, layout = (main.index, self.layouts[main.node.id]) if main is not None else ((), None)
+            read = [ld for s in self.row.steps for ld in loads(s.body)]
+            order = order_of_reads(read, self.layouts)
         else:
-            index, layout = self.row.store, self.layouts[self.task.out.id]
-        order = in_memory(index, layout) if layout is not None else []
+            order = in_memory(self.row.store, self.layouts[self.task.out.id])
         outer = [a for a in self.row.outer if a.extent != 1]
         inner = [a for a in self.row.inner if a.extent != 1]
         place = {a: k for k, a in enumerate(order)}

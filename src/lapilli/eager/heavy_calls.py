@@ -5,8 +5,9 @@ entirely dynamic: a symbol is an eighth of a size that is a multiple of eight, a
 growing sequence passes through few of these.
 
 Without matrix units, and for transposed convolutions, gradients of convolutions and attention in training, the fast kernels need
-fixed sizes. So do reductions of many elements, which are shared out by how many there are. These calls are compiled for any sizes
-the first time, and for their own the second: most programs repeat their sizes, and those that vary do not compile without end.
+fixed sizes. So do reductions of many elements in training, which are shared out by how many there are. These calls are compiled for
+any sizes the first time, and for their own the second: most programs repeat their sizes, and those that vary do not compile without
+end.
 """
 
 from __future__ import annotations
@@ -40,14 +41,12 @@ _ATTENTION: dict[Any, tuple[int, int]] = {ATTENTION: (0, 1), ATTENTION_BACKWARD:
 """The positions of queries and keys. These operators are of training, where sizes repeat."""
 
 _REDUCTIONS = {
-    aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
-    aten._softmax.default, aten._softmax_backward_data.default, aten._log_softmax.default,
-    aten._log_softmax_backward_data.default, aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
-    aten.native_group_norm.default, aten.native_group_norm_backward.default, aten._native_batch_norm_legit.no_stats,
+    aten.sum.dim_IntList, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
+    aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default,
     aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default,
-    aten.embedding_dense_backward.default, aten.max_pool2d_with_indices.default,
-    aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d.default, aten.avg_pool2d_backward.default,
+    aten.embedding_dense_backward.default, aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default,
 }  # fmt: skip
+"""Of training, too. (Prompts of any length would compile those of inference for each, which gain less.)"""
 _MANY = 1 << 18
 """Elements of an operand of a reduction for which the kernels for dynamic sizes take longer than Python takes for a call."""
 

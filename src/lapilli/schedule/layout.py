@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, total
+from lapilli.ir.expr import Load
+from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, product, total
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
         found = [a for a in at.atoms() if isinstance(a, Var) and a not in order and a.extent != 1]
         order += sorted(found, key=lambda a: (-_pace(at, a), a.key))
     return order
+
+
+def order_of_reads(read: Iterable[Load], layouts: Mapping[int, Layout]) -> list[Var]:
+    """The order of axes, as `in_memory` has it, in which the largest of what is read lies; none if nothing of it has a layout."""
+    known = (ld for ld in read if ld.node.id in layouts)
+    main = max(known, key=lambda ld: estimate(product(ld.node.shape)), default=None)
+    return in_memory(main.index, layouts[main.node.id]) if main is not None else []
 
 
 def _pace(i: Int, a: Var) -> int:
