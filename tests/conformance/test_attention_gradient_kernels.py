@@ -20,7 +20,7 @@ NARROW = [s for s in range(80) if (c := random_attention.case(s)).size + c.width
 """Drivers take long to compile the emulation of long rows."""
 
 
-@pytest.mark.part(12)
+@pytest.mark.part(36)
 @pytest.mark.parametrize("seed", NARROW)
 def test_random_gradients(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = random_attention.PLANS[seed % 2]

@@ -120,7 +120,7 @@ def test_convolution(name: str) -> None:
         check(model, any_codes(model, *image), there=image[1] % 4 == 0)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.poor_device
 @pytest.mark.parametrize("tile", [*tiles._DOT, *tiles._OTHER_DOT], ids=str)
 def test_every_tile(tile: tiles.DotTile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_convolution_on_units(name: str) -> None:
 FITTING = [t for t in (*tiles._MENU, *tiles._LARGE, *tiles._OTHERS) if tiles.byte_memory(t, True) <= as_gpu.SHARED]
 
 
-@pytest.mark.part(9)
+@pytest.mark.part(18)
 @pytest.mark.parametrize("tile", FITTING, ids=str)
 def test_every_tile_on_units(tile: tiles.MatrixTile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "byte_tiles", lambda *given: [tile])

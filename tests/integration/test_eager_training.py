@@ -15,9 +15,10 @@ from lapilli import autoload
 autoload.register()
 
 
-@pytest.mark.poor_device
-@pytest.mark.parametrize(("model", "optimizer", "steps"), [("cnn", "sgd", 6), ("transformer", "adamw", 5)])
-@pytest.mark.part(2)
+@pytest.mark.parametrize(
+    ("model", "optimizer", "steps"),
+    [pytest.param("cnn", "sgd", 6, marks=pytest.mark.poor_device), ("transformer", "adamw", 5)],
+)
 def test_losses_are_those_of_the_cpu(model: str, optimizer: str, steps: int) -> None:
     before = torch.vulkan.fallbacks()
     ours = training.train(model, optimizer, steps, "vulkan")
