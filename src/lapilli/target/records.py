@@ -58,7 +58,8 @@ def size_class(n: int) -> int:
 class Question:
     """What a choice depends on, and nothing else: two contractions with equal questions have the same kernels.
 
-    plan: the name of the target. op: product, convolution or attention. form: types, layouts and what follows, as text.
+    plan: the name of the target. op: product, convolution, attention or one of its gradients, rows. form: types, layouts and what
+    follows, as text.
     """
 
     plan: str
