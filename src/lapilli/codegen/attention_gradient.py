@@ -83,9 +83,10 @@ def _operands(scores: Task, note: AttentionGradient, ctx: Context) -> _Operands 
 
 
 def _template(scores: Task, note: AttentionGradient, ctx: Context) -> _Gradient | None:
-    if scores.out.id not in ctx.in_common:
-        ctx.in_common[scores.out.id] = _operands(scores, note, ctx)
-    found: _Operands | None = ctx.in_common[scores.out.id]
+    of = scores.out.id, note.v.id, note.grad.id
+    if of not in ctx.in_common:
+        ctx.in_common[of] = _operands(scores, note, ctx)
+    found: _Operands | None = ctx.in_common[of]
     if found is None:
         return None
     size, width = note.q.shape[-1].value or 0, note.v.shape[-1].value or 0

@@ -102,8 +102,8 @@ class Context:
     """By their results, as they are before kernels take over work of theirs."""
     copies: dict[tuple[Any, ...], Packed] = field(default_factory=dict)
     """Copies that several templates read, by what they are."""
-    in_common: dict[int, Any] = field(default_factory=dict)
-    """What several templates have in common, by a value that they all replace."""
+    in_common: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    """What several templates have in common, by values that they all read or replace."""
     counters: Counters = field(default_factory=Counters)
     kept: Kept = field(default_factory=Kept)
     asked: list[Asked] | None = None
