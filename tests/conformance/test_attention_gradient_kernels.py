@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import random_attention
 import random_attention_gradients
@@ -12,20 +10,14 @@ from torch import Tensor, nn
 
 import lapilli
 from lapilli.attention_operators import ATTENTION_BACKWARD
-from lapilli.target import TARGETS
 
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
-NARROW = [s for s in range(80) if (c := random_attention.case(s)).size + c.width <= 80]
-"""Drivers take long to compile the emulation of long rows."""
-
 
 @pytest.mark.part(36)
-@pytest.mark.parametrize("seed", NARROW)
+@pytest.mark.parametrize("seed", random_attention.NARROW)
 def test_random_gradients(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = random_attention.PLANS[seed % 2]
-    monkeypatch.setitem(TARGETS, plan, replace(TARGETS[plan], shared_memory=32768))
-    random_attention_gradients.check(seed, plan, 2**20)
+    random_attention_gradients.check(seed, random_attention.plan_of(seed, monkeypatch.setitem), 2**20)
 
 
 def test_queries_without_keys_and_what_is_not_finite() -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 
+import as_gpu
 import random_cases
 import torch
 import torch.nn.functional as F
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 
 import lapilli
 from lapilli.codegen import flash_attention, tiles
+from lapilli.target import TARGETS
 
 PLANS = ("gpu-fp16-matrix", "gpu-bf16-matrix")
 STRANGE = (torch.nan, torch.inf, -torch.inf)
@@ -73,6 +77,17 @@ def case(seed: int, most: int = MOST) -> Case:
         else:
             given = replace(given, queries=given.queries // 2 + 1, keys=given.keys // 2 + 1)
     return given
+
+
+NARROW = [s for s in range(80) if (c := case(s)).size + c.width <= 80]
+"""Seeds for tests: drivers take long to compile the emulation of long rows, which other tests of attention have."""
+
+
+def plan_of(seed: int, put: Callable[[Any, str, Any], None]) -> str:
+    """The plan of a test, with the memory of work groups that software devices have. put: what sets an item."""
+    plan = PLANS[seed % 2]
+    put(TARGETS, plan, replace(TARGETS[plan], shared_memory=as_gpu.SHARED))
+    return plan
 
 
 class Attends(nn.Module):

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lapilli.codegen import choices, masks
+from lapilli.codegen import choices
 from lapilli.codegen.attention_operands import (
     HeadRows,
     head_rows,
     padded,
+    score_before_query,
     score_struct,
+    scores_of,
     source_of_units,
+    task_of,
     work_groups,
 )
 from lapilli.codegen.emit import Emitter
@@ -22,9 +25,8 @@ from lapilli.codegen.wrapper import SHORT, Wrapper, batched, on_units, with_size
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, const, load, loads
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of, product
-from lapilli.ir.node import AttentionGradient, Matmul, Node
+from lapilli.ir.node import AttentionGradient, Node
 from lapilli.schedule.layout import estimate
-from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
 from lapilli.target import QUADS, UNITS
 
@@ -40,10 +42,10 @@ def choose(task: Task, ctx: Context) -> bool:
     note = task.reduction.contraction
     if not isinstance(note, AttentionGradient) or not ctx.is_whole(task.out):
         return False
-    scores = _task_of(note.scores, ctx)
-    if scores is None or scores.reduction is None or not isinstance(scores.reduction.contraction, Matmul):
+    scores = scores_of(note, ctx)
+    if scores is None or note.delta.id not in ctx.layouts:
         return False
-    if on_units(ctx.target, note.q, note.k, note.v, note.grad) is None or note.delta.id not in ctx.layouts:
+    if on_units(ctx.target, note.q, note.k, note.v, note.grad) is None:
         return False
     made = _template(scores, note, ctx)
     if made is None:
@@ -52,14 +54,9 @@ def choose(task: Task, ctx: Context) -> bool:
     template = choices.choose(task, question, choices.named(made.family, made.variants(task, ctx)), ctx)
     if template is None or len({n.id for n in (task.out, *template.operands)}) > ctx.target.bindings:
         return False
-    replaced = (scores, _task_of(note.weights, ctx), _task_of(note.lhs, ctx))
+    replaced = (scores, task_of(note.weights, ctx), task_of(note.lhs, ctx))
     task.template, task.members = template, tuple({t.out.id: t for t in replaced if t is not None}.values())
     return True
-
-
-def _task_of(node: Node, ctx: Context) -> Task | None:
-    root, _ = chase(node, tuple(as_int(0) for _ in node.shape), dict(ctx.views))
-    return ctx.tasks.get(root.id)
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,11 @@ class _Operands:
 def _operands(scores: Task, note: AttentionGradient, ctx: Context) -> _Operands | None:
     batch = [a.extent for a in note.batch]
     q, k, v, grad = (head_rows(x, batch, ctx, _UNIT) for x in (note.q, note.k, note.v, note.grad))
-    size, width = note.q.shape[-1].value, note.v.shape[-1].value
-    if q is None or k is None or v is None or grad is None or not size or not width or k.share != v.share:
+    if q is None or k is None or v is None or grad is None or k.share != v.share:
         return None
-    return _Operands(q, k, v, grad, _Sums(scores, note, q, k, size).step(ctx))
+    if not note.q.shape[-1].value or not note.v.shape[-1].value:
+        return None
+    return _Operands(q, k, v, grad, _Sums(scores, note, q, k).step(ctx))
 
 
 def _template(scores: Task, note: AttentionGradient, ctx: Context) -> _Gradient | None:
@@ -87,21 +85,20 @@ def _template(scores: Task, note: AttentionGradient, ctx: Context) -> _Gradient 
     if of not in ctx.in_common:
         ctx.in_common[of] = _operands(scores, note, ctx)
     found: _Operands | None = ctx.in_common[of]
-    if found is None:
-        return None
-    size, width = note.q.shape[-1].value or 0, note.v.shape[-1].value or 0
-    return _Gradient(scores, note, found.q, found.k, size, found.sums, found.v, found.grad, width)
+    return _Gradient(scores, note, found.q, found.k, found.sums, found.v, found.grad) if found is not None else None
 
 
 @dataclass(frozen=True)
 class _OnUnits(KernelTemplate):
-    """size: of a row of q and k."""
-
     scores: Task
     note: AttentionGradient
     q: HeadRows
     k: HeadRows
-    size: int
+
+    @property
+    def size(self) -> int:
+        """Of a row of q and k."""
+        return self.note.q.shape[-1].value or 0
 
     @property
     def _read(self) -> list[Node]:
@@ -125,12 +122,10 @@ class _OnUnits(KernelTemplate):
         """With the scores' functions and the sizes; and what the function of keys that are not after the query is called."""
         w = Wrapper(task, ctx, "gpu_attention_gradient", sizes_as_params=sizes_as_params)
         score_struct(w, self.scores)
-        before = masks.before_the_query(self.scores.value, self.scores.axes) if self.note.causal else None
-        if before is not None:
-            score_struct(w, self.scores, "G", before)
+        before = score_before_query(w, self.scores, self.note.causal)
         heads: IntLike = self.note.batch[-1].extent if self.note.batch else 1
         w.params(L=self._queries, S=self._keys, heads=heads, share=self.k.share)
-        return w, "F" if before is None else "G"
+        return w, before
 
     def _finished(
         self, w: Wrapper, ctx: Context, name: str, types: str, numbers: list[int], tile: AttentionTile, rows: Int
@@ -187,15 +182,19 @@ class _Sums(_OnUnits):
 
 @dataclass(frozen=True)
 class _Gradient(_OnUnits):
-    """One gradient. sums: the step that computes logarithms of sums. width: of a row of v and the result's gradient."""
+    """One gradient. sums: the step that computes logarithms of sums."""
 
     sums: Task
     v: HeadRows
     grad: HeadRows
-    width: int
     tile: AttentionTile | None = None  # None: not chosen yet
 
     family = "attention's gradient on matrix units"
+
+    @property
+    def width(self) -> int:
+        """Of a row of v and the result's gradient."""
+        return self.note.v.shape[-1].value or 0
 
     @property
     def steps(self) -> tuple[Task, ...]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lapilli.codegen import masks
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, batched, source8
 from lapilli.ir.expr import Expr, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
-from lapilli.ir.node import Node
+from lapilli.ir.node import Attention, AttentionGradient, Matmul, Node
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.pages import Paged
+from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
@@ -101,6 +103,21 @@ def source_of_units(w: Wrapper, name: str, t: HeadRows) -> None:
     w.params(f"t.{name.lower()}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
 
 
+def scores_of(note: Attention | AttentionGradient, ctx: Context) -> Task | None:
+    """The task that computes the scores, if it is a product with pointwise operations."""
+    scores = task_of(note.scores, ctx)
+    is_product = (
+        scores is not None and scores.reduction is not None and isinstance(scores.reduction.contraction, Matmul)
+    )
+    return scores if is_product else None
+
+
+def task_of(node: Node, ctx: Context) -> Task | None:
+    """The task that computes a value, seen through views."""
+    root, _ = chase(node, tuple(as_int(0) for _ in node.shape), dict(ctx.views))
+    return ctx.tasks.get(root.id)
+
+
 def places_of(scores: Task) -> tuple[Var, Var, dict[Atom, Int], dict[Atom, str]]:
     """Query and key, the axes of the scores' task in these terms, and how kernels call them."""
     mapping = batched(scores)
@@ -118,6 +135,15 @@ def score_struct(w: Wrapper, scores: Task, name: str = "F", value: Expr | None =
         f"struct {name} : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}"
         f"        return {text};\n    }}\n}};\n"
     )
+
+
+def score_before_query(w: Wrapper, scores: Task, causal: bool) -> str:
+    """The name of a struct of scores of keys that are not after the query: one without a comparison, if that is known, or F."""
+    before = masks.before_the_query(scores.value, scores.axes) if causal else None
+    if before is None:
+        return "F"
+    score_struct(w, scores, "G", before)
+    return "G"
 
 
 _FEW_ROUNDS = 8  # of causal attention's work groups on all compute units

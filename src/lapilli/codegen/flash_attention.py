@@ -15,7 +15,9 @@ from lapilli.codegen.attention_operands import (
     paged_rows,
     place,
     places_of,
+    score_before_query,
     score_struct,
+    scores_of,
     source_of_units,
     work_groups,
 )
@@ -38,10 +40,9 @@ from lapilli.codegen.wrapper import (
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, loads, rewrite
 from lapilli.ir.integer import Atom, Int, IntLike, as_int, ceildiv, maximum, minimum, product
-from lapilli.ir.node import Attention, Matmul, Node, in_state
+from lapilli.ir.node import Attention, Node, in_state
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.pages import Pages, in_pages
-from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
 from lapilli.target import QUADS, UNITS, VOTES
 
@@ -67,14 +68,8 @@ def choose(task: Task, ctx: Context) -> bool:
     contraction = task.reduction.contraction
     if not isinstance(contraction, Attention) or not ctx.is_whole(task.out):
         return False
-    root, _ = chase(contraction.scores, tuple(as_int(0) for _ in contraction.scores.shape), dict(ctx.views))
-    scores, weights = ctx.tasks.get(root.id), ctx.tasks.get(contraction.weights.id)
-    if (
-        scores is None
-        or weights is None
-        or scores.reduction is None
-        or not isinstance(scores.reduction.contraction, Matmul)
-    ):
+    scores, weights = scores_of(contraction, ctx), ctx.tasks.get(contraction.weights.id)
+    if scores is None or weights is None:
         return False
     question = choices.of_attention(task, scores, contraction, ctx)
     template = choices.choose(task, question, _candidates(task, scores, contraction, ctx), ctx)
@@ -425,16 +420,14 @@ class _MatrixFlash(_Attention):
         w = self._wrapper("gpu_attention_matrix", task, ctx, sizes_as_params)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source_of_units(w, name.upper(), t)
-        before = masks.before_the_query(self.scores.value, self.scores.axes) if self.causal else None
-        if before is not None:
-            score_struct(w, self.scores, "G", before)
+        before = score_before_query(w, self.scores, self.causal)
         tile, dtype, masked = self.tile, self.q.operand.node.dtype, self._keep(w)
         assert tile is not None
         note = attention_of(task)
         blocks, batch = ceildiv(note.rows[0].extent, tile.queries), product([a.extent for a in note.batch])
         heads_first, groups = work_groups(blocks, batch, self.causal, ctx.target)
         call = (
-            f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, {'F' if before is None else 'G'}, M, E, {padded(self.size)}, "
+            f"attention_matrix<{SHORT[dtype]}, Q, K, V, N, F, {before}, M, E, {padded(self.size)}, "
             f"{padded(self.width)}, {self.width}, {tile.subgroups}, {tile.keys}, {int(self.causal)}, {int(masked)}, "
             f"{int(heads_first)}>(P.t, gid, li);"
         )

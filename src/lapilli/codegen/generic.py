@@ -43,7 +43,7 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_pa
     )
 
 
-_FULL, _UNIT = 64 * 128, 512
+_FULL, BUSY = 64 * 128, 512
 """Invocations that a reduction should have at least, and for each compute unit: they wait for memory most of the time."""
 _RESIDENT = 16
 """Work groups for each compute unit that are started for what is rarely computed."""
@@ -203,7 +203,7 @@ class _Writer:
         length = estimate(extent)
         if self.target.kind == "gpu" and extent.value is None and (extent.bounds[1] or _OPEN) >= _OPEN:
             length = max(length, _OPEN)
-        free = max(_FULL, self.target.compute_units * _UNIT) // max(1, estimate(work))
+        free = max(_FULL, self.target.compute_units * BUSY) // max(1, estimate(work))
         if self.target.kind == "gpu" and length >= _ROW and self._folds_rows(reduction):
             free = max(free, _SHARING)
         split = 1

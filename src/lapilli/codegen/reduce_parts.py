@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lapilli.codegen.generic import BUSY
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -18,7 +19,6 @@ from lapilli.schedule.task import Task
 
 _SHARING = 16  # invocations of a work group that share a result
 _TERMS = 8  # of an invocation at least
-_BUSY = 512  # invocations for each compute unit that are enough
 _MANY = 1 << 22  # numbers to reduce; with fewer, a second kernel takes longer than it saves
 
 
@@ -44,7 +44,7 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     if not length or not results or length * results < _MANY:
         return None
     work = -(-results // 4) * _SHARING  # four neighbours are read at once
-    count = min(ctx.target.compute_units * _BUSY // work, length // (_SHARING * _TERMS))
+    count = min(ctx.target.compute_units * BUSY // work, length // (_SHARING * _TERMS))
     made = _divided(task, reduction, body, order, count) if count > 1 else None
     if made is not None:
         ctx.dense(made[0].out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -488,9 +488,17 @@ def attention_tiles(batch: int, rows: int, size: int, width: int, target: Target
         )
 
     fitting = [*filter(fits, (_WIDE_ATTENTION, *_ATTENTION) if size + width >= _WIDE_ROWS else _ATTENTION)]
-    busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
-    first = (busy or fitting[::-1])[:1]
-    return [*first, *(t for t in (*fitting, *filter(fits, _OTHER_ATTENTION)) if first and t not in first)]
+    return _busiest_first(fitting, filter(fits, _OTHER_ATTENTION), batch, rows, target)
+
+
+def _busiest_first(
+    usual: list[AttentionTile], others: Iterable[AttentionTile], batch: int, rows: int, target: Target
+) -> list[AttentionTile]:
+    """All of them, each once: first the first usual one of which each compute unit has a work group, or the last. None without a
+    usual one."""
+    busy = [t for t in usual if batch * -(-rows // t.queries) >= target.compute_units]
+    first = (busy or usual[::-1])[:1]
+    return [*dict.fromkeys((*first, *usual, *others))] if first else []
 
 
 _GRADIENT = tuple(AttentionTile(*t) for t in ((4, 32), (2, 32)))
@@ -525,8 +533,5 @@ def gradient_tiles(batch: int, rows: int, sizes: RowSizes, target: Target) -> li
 
     if len(sizes.passing) > 1 and sum(sizes.passing) > _WIDEST_GRADIENT:
         return []
-    fitting = [*filter(fits, usual)]
-    busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
-    first = (busy or fitting[::-1])[:1]
-    others = (t for t in (*fitting, *filter(fits, (*_ATTENTION, *_OTHER_ATTENTION))) if t not in first)
-    return [*first, *dict.fromkeys(others if first else ())]
+    others = filter(fits, (*_ATTENTION, *_OTHER_ATTENTION))
+    return _busiest_first([*filter(fits, usual)], others, batch, rows, target)

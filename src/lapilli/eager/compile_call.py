@@ -73,8 +73,8 @@ _NORMS = (
 )  # fmt: skip
 """Norms with lowerings. Their statistics of half-precision numbers, results 1 and 2, are float32 on every device but the CPU, for
 which calls are traced here. Graphs of torch.compile are traced for the device: what they save has this type."""
-_COMPOSED_NORMS = (aten.native_batch_norm.default,)
-"""Norms that are taken apart, with the same statistics."""
+_COMPOSED_NORM = aten.native_batch_norm.default
+"""A norm that is taken apart, with the same statistics."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class _Call:
             raise CannotRun("its result is not a tensor")
         flat: list[fx.Node] = []
         tree: list[Any] = []
-        composed = schema.op in _COMPOSED_NORMS or schema.functional in _COMPOSED_NORMS
+        composed = schema.functional is _COMPOSED_NORM
         for k, value in enumerate(values):
             part = self.graph.call_function(operator.getitem, (call, k))
             part.meta["val"] = value

@@ -65,6 +65,11 @@ def batch_norm_of_batch(
     """
     d = [k for k in range(x.rank) if k != 1]
     moments = _Moments(call, x, d, eps)
+    return _normalized(call, moments, weight, bias)
+
+
+def _normalized(call: Call, moments: _Moments, weight: Node | None, bias: Node | None) -> list[Node]:
+    """The result of a batch norm and, if the call has more results, its statistics."""
     result = call.map(lambda *at: _affine(moments.normal(at), weight, bias, [_channel(at)]))
     if len(call.shapes) == 1:
         return [result]
@@ -95,9 +100,7 @@ def batch_norm_in_training(
         return lambda c: load(old, [c]) * (1 - momentum) + value(c) * momentum
 
     return [
-        call.map(lambda *at: _affine(moments.normal(at), weight, bias, [_channel(at)])),
-        _other(call, 1, "mean", lambda c: moments.mean([c])),
-        _other(call, 2, "rstd", lambda c: moments.rstd([c])),
+        *_normalized(call, moments, weight, bias),
         _other(call, 3, "running_mean", new(mean, lambda c: moments.mean([c]))),
         _other(call, 4, "running_var", new(variance, lambda c: moments.unbiased([c]))),
     ]
