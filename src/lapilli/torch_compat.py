@@ -107,7 +107,9 @@ _SAVE = Patch(
 
 PATCHES: dict[str, Patch] = {
     "torch.autograd.variable.Variable._execution_engine": Patch(
-        "device", "errors of hooks are put aside while C++ leaves the guard of the device's stream", "a subclass, which works alike"
+        "device",
+        "passes run in the caller's thread; errors of hooks are put aside while C++ leaves the guard of the device's stream",
+        "a subclass, which works alike: passes on the CPU run in the caller's thread anyway",
     ),
     **{
         f"torch.accelerator.{name}": _ACCELERATOR
@@ -214,7 +216,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._from_dlpack": "tensors of devices other than vulkan:0",
     "torch._C._get_privateuse1_backend_name": "whether another package has registered its device, and the device's name now",
     "torch._C._jit_pass_inline": "TorchScript is interpreted with its calls inlined",
-    "torch._C._set_multithreading_enabled": "autograd has a thread for vulkan:0 only; other devices use the caller's",
+    "torch._C._set_multithreading_enabled": "backward passes run in the thread that calls them",
     "torch._C._select_conv_backend": "see PATCHES",
     "torch._C._to_dlpack": "see PATCHES",
     "torch.Tensor._make_wrapper_subclass": "packed codes are a tensor of more elements than they have bytes",

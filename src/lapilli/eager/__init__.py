@@ -8,7 +8,7 @@ PyTorch lets one out-of-tree kind of device register under the dispatch key Priv
 - ``dispatch`` and the modules beside it: an operator becomes a program, which is queued.
 - ``vulkan``: ``torch.vulkan``.
 - ``autocast``, ``generators``: mixed precision, and the seeds of random numbers.
-- ``hook_errors``: what hooks raise in a backward pass crosses C++ safely.
+- ``backward_passes``: the thread they run in, and what their hooks raise.
 - ``tensor_methods``, ``storages``, ``modules``, ``saving``, ``accelerator``: the parts of PyTorch that are patched in Python.
 """
 

@@ -22,7 +22,7 @@ from torch import serialization
 
 from lapilli import torch_compat
 from lapilli.after_import import after_import
-from lapilli.eager import accelerator, device_state, hook_errors, neighbours, vulkan
+from lapilli.eager import accelerator, backward_passes, device_state, neighbours, vulkan
 from lapilli.runtime.compiler_packages import require_compiler
 
 _torch: Any = torch  # its registration functions have no types
@@ -53,10 +53,10 @@ class _Guard(torch._C._acc.DeviceGuard):
     """PyTorch's queries about the current device."""
 
     def type_(self) -> Any:
-        hook_errors.keep()
+        backward_passes.keep()
         if not _ready and _caller() == "torch.autograd.graph._engine_run_backward":
             # At its first backward pass, autograd asks for which devices it needs threads. With threads, a forked child
-            # could not run a backward pass. A process that has not used the device needs none; `_start_threads` adds one.
+            # could not run a backward pass. The device needs none.
             return torch._C._autograd.DeviceType.CPU
         return torch._C._autograd.DeviceType.PrivateUse1
 
@@ -250,7 +250,7 @@ def patch() -> None:
         from lapilli.eager import autocast, generators, modules, saving, storages, tensor_methods
 
         accelerator.patch(vulkan)
-        for part in (autocast, generators, hook_errors, modules, saving, storages, tensor_methods):
+        for part in (autocast, backward_passes, generators, modules, saving, storages, tensor_methods):
             part.patch()
         torch_compat.replace(torch.Tensor, "is_vulkan", _is_vulkan)
 
@@ -269,14 +269,12 @@ def begin() -> None:
         patch()
         _begun = True
         # Not at import time: each file takes its share of a millisecond, and torchao_tensors imports the compiler.
-        from lapilli.eager import generation, inductor, threads, torchao_tensors
+        from lapilli.eager import generation, inductor, torchao_tensors
 
         after_import("torch._inductor.codegen.common", inductor.refuse)
         after_import("transformers.generation.utils", generation.prefer_compiled_steps)
         for name in torchao_tensors.EXTENSIONS:
             after_import(name, torchao_tensors.extend)
-        if _other is None or not torch.get_device_module(_other).is_available():
-            threads.start()
 
 
 vulkan.set_steps(has_begun, patch, begin)

@@ -149,8 +149,6 @@ def _around_elsewhere(
 ) -> torch.Tensor:
     if stride is None:
         stride = make_contiguous_strides_for(tuple(shape))
-    # PyTorch only has a backward thread for vulkan:0. Without multithreading, backward runs in the calling thread.
-    torch._C._set_multithreading_enabled(False)
     untyped: Any = torch._C._construct_storage_from_data_pointer(0, place(device_index), 0)
     untyped._lapilli = buffer
     return over(untyped, dtype, shape, stride, 0)

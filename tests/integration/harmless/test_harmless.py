@@ -228,11 +228,22 @@ FIRST_USES = {
     """,
     "after a backward pass": """
         x = torch.ones(3, requires_grad=True)
+        import threading
         (x + x.sin()).sum().backward()
-        y = torch.ones(3, device="vulkan", requires_grad=True)
-        (y + y.sin()).sum().backward()
-        torch.testing.assert_close(y.grad.cpu(), x.grad)
+        wanted, seen = x.grad.clone(), []
+        def on_device():
+            y = torch.ones(3, device="vulkan", requires_grad=True)
+            z = y.sin()
+            z.register_hook(lambda gradient: seen.append(threading.get_ident()))
+            (y + z).sum().backward()
+            torch.testing.assert_close(y.grad.cpu(), wanted)
+        on_device()
+        thread = threading.Thread(target=on_device)
+        thread.start()
+        thread.join()
+        assert seen == [threading.get_ident(), thread.ident], "not in the threads that called backward()"
         (x + x.sin()).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * wanted)
     """,
     "generator": """
         assert torch.vulkan.is_available()
