@@ -144,6 +144,27 @@ def test_reductions_of_many_elements(matrix_units: None, nothing_seen: None, row
         assert first.target == second.target == GPU_HALF
 
 
+@pytest.mark.parametrize(
+    "rows, terms, columns, exact",
+    [(64, 4096, 64, True), (64, 1031, 10, True), (64, 512, 64, False), (2000, 1024, 8, False)],
+)
+@pytest.mark.parametrize("dtype", [half, torch.float32])
+def test_long_sums_of_few_results(
+    matrix_units: None, nothing_seen: None, rows: int, terms: int, columns: int, exact: bool, dtype: torch.dtype
+) -> None:
+    """As of the gradient of a small layer's weight: divided, which takes known sizes, when they come again."""
+    signature = product(aten.mm.default, dense(rows, terms, dtype=dtype), dense(terms, columns, dtype=dtype))
+    assert not heavy_calls.is_heavy(signature) or not exact
+    first, second = (heavy_calls.choose(signature, 0) for _ in range(2))
+    assert not first.signature.exact and second.signature.exact is exact
+
+
+def test_long_sums_on_a_cpu_keep_open_sizes(monkeypatch: pytest.MonkeyPatch, nothing_seen: None) -> None:
+    monkeypatch.setattr(heavy_calls, "target_of", lambda device, matrix=False: CPU_HALF)
+    signature = product(aten.mm.default, dense(64, 4096), dense(4096, 64))
+    assert not any(heavy_calls.choose(signature, 0).signature.exact for _ in range(3))
+
+
 def test_norms_of_inference_keep_open_sizes(matrix_units: None, nothing_seen: None) -> None:
     """Prompts have any length."""
     signature = product(aten.native_layer_norm.default, dense(4096, 384), (384,), dense(384), dense(384), 1e-5)

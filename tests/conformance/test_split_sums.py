@@ -21,7 +21,7 @@ from lapilli.target import TARGETS
 @pytest.fixture(autouse=True)
 def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tiles, "_LEAST_WORK", 0)
+    monkeypatch.setattr(tiles, "_SECOND", 0)
     as_gpu.on_any_device(monkeypatch.setattr)
 
 
@@ -29,9 +29,9 @@ def test_what_is_divided() -> None:
     """Sums of weights' gradients are; where tiles are many, or a second kernel would cost more than it saves, none is."""
     parts = {
         size: tiles.sum_parts(*size, TARGETS["gpu-fp32"])
-        for size in ((24, 40, 4096), (4096, 4096, 4096), (24, 40, 1000))
+        for size in ((24, 40, 4096), (24, 40, 4099), (4096, 4096, 4096), (24, 40, 1000))
     }
-    assert parts[24, 40, 4096] > 1 and parts[4096, 4096, 4096] == parts[24, 40, 1000] == 1
+    assert parts[24, 40, 4096] == parts[24, 40, 4099] > 1 and parts[4096, 4096, 4096] == parts[24, 40, 1000] == 1
 
 
 def rows(*shape: int) -> Tensor:
@@ -46,6 +46,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "one column": (lambda x, w: x @ w, (rows(19, 2048), rows(2048, 1))),
     "rows further apart": (lambda x, w: x[:, 8:] @ w, (rows(33, 2056), rows(2048, 24))),
     "from the second row on": (lambda x, y: x[1:].t() @ y[1:], (rows(2049, 16), rows(2049, 12))),
+    "terms left over": (lambda x, y: x.t() @ y, (rows(2053, 24), rows(2053, 40))),
+    "most terms left over": (lambda x, w, b: F.linear(x, w, b).tanh(), (rows(20, 4223), rows(36, 4223), rows(36))),
+    "halves left over": (lambda x, y: x.t() @ y, (rows(2053, 24).half(), rows(2053, 40).half())),
     "both across": (lambda x, y: x.t() @ y.t(), (rows(4096, 24), rows(16, 4096))),
     "result in halves": (lambda x, y: (x.t() @ y).half(), (rows(2048, 24), rows(2048, 40))),
     "two readers": (lambda x, y: (x.t() @ y).cos() + (x.t() @ y).sum(1, keepdim=True), (rows(2048, 24), rows(2048, 40))),
@@ -71,9 +74,11 @@ def test_sums_in_parts(name: str) -> None:
     )
 
 
-def test_infinities_and_nan_in_one_part() -> None:
-    x, y = rows(2048, 24), rows(2048, 40)
+@pytest.mark.parametrize("length", [2048, 2053])
+def test_infinities_and_nan_in_one_part(length: int) -> None:
+    x, y = rows(length, 24), rows(length, 40)
     x[5, 0], x[1500, 1], x[7, 2], x[1900, 2] = torch.inf, torch.nan, torch.inf, -torch.inf
+    x[-1, 3], x[-2, 4] = torch.nan, torch.inf  # of the terms that are left over
     with lapilli.compile(Function(lambda x, y: x.t() @ y), (x, y), target="gpu-fp32") as program:
         found = program(x, y)
     torch.testing.assert_close(found, (x.double().t() @ y.double()).float(), rtol=1e-5, atol=1e-3, equal_nan=True)

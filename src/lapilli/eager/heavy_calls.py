@@ -5,9 +5,9 @@ entirely dynamic: a symbol is an eighth of a size that is a multiple of eight, a
 growing sequence passes through few of these.
 
 Without matrix units, and for transposed convolutions, gradients of convolutions and attention in training, the fast kernels need
-fixed sizes. So do reductions of many elements in training, which are shared out by how many there are. These calls are compiled for
-any sizes the first time, and for their own the second: most programs repeat their sizes, and those that vary do not compile without
-end.
+fixed sizes. So do reductions of many elements in training, which are shared out by how many there are, and on a GPU products of
+few results with long sums, which are shared out too. These calls are compiled for any sizes the first time, and for their own the
+second: most programs repeat their sizes, and those that vary do not compile without end.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ aten = torch.ops.aten
 
 HEAVY = 1 << 26
 """Multiplications for which the kernels for dynamic sizes take longer than Python takes for a call."""
+LONG = 1024
+"""Terms of a sum for which a product takes longer than Python takes for a call if the sum is not divided, however few results it
+has. Those with more terms than results are divided."""
 LARGE = 1 << 20
 """Elements of a matrix that is too large to be packed in every call, as those kernels do, for however few rows."""
 
@@ -68,11 +71,11 @@ class CallTarget:
 def choose(signature: CallSignature, device: int) -> CallTarget:
     """How a call is compiled."""
     plain, full = target_of(device), target_of(device, matrix=True)
-    reduces = _reduces_many(signature)
-    if not reduces and not is_heavy(signature):
+    reduces, heavy = _reduces_many(signature), is_heavy(signature)
+    if not (reduces or heavy or (plain.kind == "gpu" and _is_long(signature))):
         return CallTarget(plain, signature)
     on_units = not reduces and all(full.multiplies(FROM_TORCH.get(x.dtype)) for x in signature.operands())
-    if on_units and not _scatters(signature) and signature.schema.computed not in _ATTENTION:
+    if heavy and on_units and not _scatters(signature) and signature.schema.computed not in _ATTENTION:
         return CallTarget(full, replace(signature, ranges=True))
     exact = replace(signature, exact=True)
     text = exact.text()
@@ -93,14 +96,28 @@ def is_heavy(signature: CallSignature) -> bool:
     if op in _ATTENTION:
         q, k = (cast(TensorOperand, signature.leaves[n]) for n in _ATTENTION[op])
         return _alike(q, k) and math.prod(q.shape) * k.shape[-2] >= HEAVY
-    if op not in _PRODUCTS:
+    if (matrices := _matrices(signature)) is None:
         return False
-    matrices: list[Any] = [signature.leaves[k] for k in _PRODUCTS[op]]
     left, right = matrices
-    if not _alike(left, right):
-        return False
     large = math.prod(right.shape[-2:]) >= LARGE
     return large or bool(math.prod(left.shape) * right.shape[-1] >= HEAVY)
+
+
+def _is_long(signature: CallSignature) -> bool:
+    """Whether a call is a product of matrices with few results and a long sum, such as the gradient of a small layer's weight."""
+    if (matrices := _matrices(signature)) is None or len(matrices[0].shape) != 2:
+        return False
+    (rows, terms), columns = matrices[0].shape, matrices[1].shape[1]
+    return bool(terms >= max(LONG, rows, columns))
+
+
+def _matrices(signature: CallSignature) -> tuple[TensorOperand, TensorOperand] | None:
+    """The matrices of a product, if they have one type."""
+    places = _PRODUCTS.get(signature.schema.computed)
+    if places is None:
+        return None
+    left, right = (cast(TensorOperand, signature.leaves[k]) for k in places)
+    return (left, right) if _alike(left, right) else None
 
 
 def _reduces_many(signature: CallSignature) -> bool:
