@@ -338,6 +338,7 @@ def simt_time(t: SimtTile, batch: int, m: int, n: int, k: int, units: int) -> fl
 
 _LEAST_SUM, _LEAST_PART = 1024, 256
 """Elements of a sum that is divided, and of its parts."""
+_MOST_SUM_PARTS = 64
 _SECOND = 800_000
 """Terms that a compute unit of a large device could have added while a second kernel is started: 5 microseconds."""
 _ALONE = 0.3
@@ -367,8 +368,7 @@ def sum_parts(m: int, n: int, k: int, target: Target, ragged: bool = True) -> in
 
 
 def part_terms(k: int, parts: int) -> int:
-    """The terms of each part of a sum: whole vectors, so that up to 127 terms are left over; the kernel that adds the parts adds
-    those, too."""
+    """The terms of each part of a sum: whole vectors, so that a few are left over; the kernel that adds the parts adds those, too."""
     return k if parts == 1 else k // parts // 8 * 8
 
 
@@ -381,7 +381,7 @@ def _divided_time(t: SimtTile, m: int, n: int, k: int, target: Target) -> float:
 
 
 def _possible_parts(m: int, n: int, k: int, ragged: bool) -> list[int]:
-    fitting = (p for p in range(2, 17) if k // p >= _LEAST_PART and p * m * n <= (m + n) * k)
+    fitting = (p for p in range(2, _MOST_SUM_PARTS + 1) if k // p >= _LEAST_PART and p * m * n <= (m + n) * k)
     return [p for p in fitting if ragged or k % (8 * p) == 0]
 
 
