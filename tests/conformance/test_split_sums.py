@@ -75,6 +75,42 @@ def test_sums_in_parts(name: str) -> None:
     )
 
 
+LONG: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "gradient of a weight": (lambda x, y: x.t() @ y, (rows(40000, 8), rows(40000, 5))),
+    "terms left over": (lambda x, y: x.t() @ y, (rows(32771, 8), rows(32771, 12))),
+    "linear, rows of two axes": (lambda x, w, b: F.linear(x, w, b).relu(), (rows(2, 3, 33000), rows(7, 33000), rows(7))),
+    "batch": (lambda x, y: x @ y, (rows(2, 3, 4, 33001), rows(2, 3, 33001, 4))),
+    "added to a matrix": (lambda c, x, y: torch.addmm(c, x, y, beta=2, alpha=0.5), (rows(3, 4), rows(3, 33000), rows(33000, 4))),
+    "one number": (lambda x, y: x @ y, (rows(1, 40001), rows(40001, 1))),
+    "nothing": (lambda x, y: x @ y, (rows(0, 40000), rows(40000, 3))),
+}  # fmt: skip
+"""Longer than what one invocation adds."""
+
+
+@pytest.mark.parametrize("target", ["gpu-fp32", "cpu-fp32", "gpu-fp16"])
+@pytest.mark.parametrize("name", LONG)
+def test_long_products(name: str, target: str) -> None:
+    f, args = LONG[name]
+    if "fp16" in target:
+        args = tuple(x.half() for x in args)
+    with lapilli.compile(Function(f), args, target=target) as program:
+        names = {d.kernel for p in program.description.methods[0].plans for d in p.run}
+        found = program(*args)
+    assert found.numel() == 0 or names - {"map", "reduce_sum"}, "kernels for products compute none of it"
+    # Sums of up to 40,003 products of numbers about 1: each part errs by some units of its root, and a half by its rounding.
+    rtol, atol = (1e-3, 0.2) if "fp16" in target else (1e-5, 2e-3)
+    torch.testing.assert_close(found.double(), f(*(x.double() for x in args)), rtol=rtol, atol=atol)
+
+
+def test_infinities_and_nan_among_many_terms() -> None:
+    x, y = rows(40003, 6), rows(40003, 5)
+    x[5, 0], x[35000, 1], x[7, 2], x[39000, 2], x[-1, 3] = torch.inf, torch.nan, torch.inf, -torch.inf, torch.nan
+    for target in ("gpu-fp32", "cpu-fp32"):
+        with lapilli.compile(Function(lambda x, y: x.t() @ y), (x, y), target=target) as program:
+            found = program(x, y)
+        torch.testing.assert_close(found, (x.double().t() @ y.double()).float(), rtol=1e-5, atol=2e-3, equal_nan=True)
+
+
 @pytest.mark.parametrize("length", [2048, 2053])
 def test_infinities_and_nan_in_one_part(length: int) -> None:
     x, y = rows(length, 24), rows(length, 40)

@@ -368,7 +368,7 @@ def sum_parts(m: int, n: int, k: int, target: Target, ragged: bool = True) -> in
 
 
 def part_terms(k: int, parts: int) -> int:
-    """The terms of each part of a sum: whole vectors, so that a few are left over; the kernel that adds the parts adds those, too."""
+    """The terms of each part of a sum: whole vectors. The kernel that adds the parts adds those that are left over, too."""
     return k if parts == 1 else k // parts // 8 * 8
 
 

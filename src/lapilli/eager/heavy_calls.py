@@ -21,7 +21,7 @@ import torch
 from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.eager.call_signature import CallSignature, TensorOperand
 from lapilli.eager.programs import target_of
-from lapilli.lower.registry import FROM_TORCH
+from lapilli.lower.registry import FROM_TORCH, LONGEST
 from lapilli.target import Target
 
 aten = torch.ops.aten
@@ -75,7 +75,8 @@ def choose(signature: CallSignature, device: int) -> CallTarget:
     if not (reduces or heavy or (plain.kind == "gpu" and _is_long(signature))):
         return CallTarget(plain, signature)
     on_units = not reduces and all(full.multiplies(FROM_TORCH.get(x.dtype)) for x in signature.operands())
-    if heavy and on_units and not _scatters(signature) and signature.schema.computed not in _ATTENTION:
+    bounded = not _scatters(signature) and signature.schema.computed not in _ATTENTION and _terms(signature) <= LONGEST
+    if heavy and on_units and bounded:
         return CallTarget(full, replace(signature, ranges=True))
     exact = replace(signature, exact=True)
     text = exact.text()
@@ -101,6 +102,12 @@ def is_heavy(signature: CallSignature) -> bool:
     left, right = matrices
     large = math.prod(right.shape[-2:]) >= LARGE
     return large or bool(math.prod(left.shape) * right.shape[-1] >= HEAVY)
+
+
+def _terms(signature: CallSignature) -> int:
+    """Of each of a product's sums; 0 for other calls."""
+    matrices = _matrices(signature)
+    return 0 if matrices is None else int(matrices[0].shape[-1])
 
 
 def _is_long(signature: CallSignature) -> bool:

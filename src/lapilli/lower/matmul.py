@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 
 import torch
 
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cast_to, load
+from lapilli.ir.expr import Expr, cast_to, load, select
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
 from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, lowering, scalar
@@ -27,7 +28,10 @@ def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int =
     raxes, r = fresh_axes((a.shape[-1],), "k")
     longest = call.longest(a.shape[-1])
     if longest is None or longest > LONGEST:
-        return _long_product(call, a, b, shape, transposed, batch)
+        terms = a.shape[-1].value
+        if terms is None or terms > _MOST_TERMS or kind is not DType.float32:
+            return _long_product(call, a, b, shape, transposed, batch)
+        return _product_in_parts(call, a, b, shape, transposed, batch, terms)
     left: list[Int] = [*at[:-1], r[0]]
     right: list[Int] = [*at[:batch], at[-1], r[0]] if transposed else [*at[:batch], r[0], at[-1]]
     body = cast_to(load(a, left), kind) * cast_to(load(b, right), kind)
@@ -47,6 +51,52 @@ def _long_product(call: Call, a: Node, b: Node, shape: tuple[Int, ...], transpos
         return cast_to(load(a, [*at[:-1], r[0]]), kind) * cast_to(load(b, right), kind)
 
     return call.reduce("sum", body, shape, [a.shape[-1]])
+
+
+def _product_in_parts(
+    call: Call, a: Node, b: Node, shape: tuple[Int, ...], transposed: bool, batch: int, terms: int
+) -> Reduce:
+    """The same for a known inner dimension: a batch of products, each of a part of the sum, so that kernels for products compute
+    them. Their results are added, with the terms that are left over.
+    """
+    sizes = [_USUAL if x.value is None else max(x.value, 1) for x in shape[batch:]]
+    rows, columns = math.prod(sizes[:-1]), sizes[-1]
+    most = min((rows + columns) * terms // (_BESIDE * rows * columns), terms // _LEAST_PART, _MOST_PARTS_OF_SUM)
+    count = max(most, -(-terms // LONGEST))
+    count = next((c for c in range(count, 2 * count) if terms % (8 * c) == 0), count)
+    each = terms // count // 8 * 8
+
+    def term(at: tuple[Int, ...], k: Int) -> tuple[list[Int], list[Int]]:
+        return [*at[:-1], k], [*at[:batch], at[-1], k] if transposed else [*at[:batch], k, at[-1]]
+
+    def value(at: tuple[Int, ...], k: Int) -> Expr:
+        left, right = term(at, k)
+        return cast_to(load(a, left), DType.float32) * cast_to(load(b, right), DType.float32)
+
+    axes, (part, *at) = fresh_axes((as_int(count), *shape))
+    raxes, (r,) = fresh_axes((as_int(each),), "k")
+    left, right = term(tuple(at), part * each + r)
+    note = Matmul(
+        a, b, axes[: 1 + batch], axes[1 + batch : -1], axes[-1], raxes[0], tuple(left), tuple(right)
+    )  # fmt: skip
+    parts = Reduce(
+        (as_int(count), *shape), DType.float32, f"{call.name}_parts", call.op, axes=axes, raxes=raxes, op="sum",
+        body=value(tuple(at), part * each + r), contraction=note,
+    )  # fmt: skip
+
+    def added(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        return select([count - 1 - r[0]], load(parts, [r[0], *at]), value(at, r[0] - count + count * each))
+
+    return call.reduce("sum", added, shape, [as_int(count + terms - count * each)], longest=None)
+
+
+_MOST_TERMS = LONGEST << 11
+_LEAST_PART, _MOST_PARTS_OF_SUM = 1024, 256
+"""Terms of a part of a long sum, enough to be worth a work group, and how many parts are made by choice."""
+_BESIDE = 8
+"""By how much more memory the operands take than what the parts give."""
+_USUAL = 1024
+"""What an open size is taken for."""
 
 
 def _plus(call: Call, r: Node, bias: Node | None, beta: Number = 1, alpha: Number = 1) -> Node:
