@@ -111,10 +111,10 @@ poor: ## The tests marked poor_device on SwiftShader
 phones: setup-test ## Much of the same on devices as poor as phones, by a layer over lavapipe; ARGS are further arguments of pytest
 	tools/test_phones.sh $(ARGS)
 
-random: ## Random programs against torch: the same ones, some by kernels for GPUs, a minute, and new ones for half of one
-	tools/random_programs.sh --seeds 0:$(if $(LAPILLI_TEST_ALL),18,6) --each 2
+random: ## Random programs against torch: the same ones, some by kernels for GPUs, for a minute, and new ones for a third of one
+	tools/random_programs.sh --seeds 0:$(if $(LAPILLI_TEST_ALL),18,4) --each 2
 	tools/random_programs.sh --seeds 18:$(if $(LAPILLI_TEST_ALL),24,20) --each 2 --gpu-plans
-	@tools/random_programs.sh --new --seconds $(if $(LAPILLI_TEST_ALL),60,30) --each 2 || { echo "A new seed failed: its number and what it found are above. To run it again: tools/random_programs.sh --seeds N:N+1 (both as numbers)" >&2; exit 1; }
+	@tools/random_programs.sh --new --seconds $(if $(LAPILLI_TEST_ALL),60,20) --each 2 || { echo "A new seed failed: its number and what it found are above. To run it again: tools/random_programs.sh --seeds N:N+1 (both as numbers)" >&2; exit 1; }
 
 format: ## Format Python and C++
 	$(PY) -m ruff check --fix .

@@ -81,7 +81,7 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of the largest number: a few units in the last place of operands, weights and gradients of scores, each rounded once."""
 
 
-@pytest.mark.part(20)
+@pytest.mark.part(32)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("way", ["eager", "compiled", "compiled, tensors of the CPU"])

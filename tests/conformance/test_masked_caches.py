@@ -61,7 +61,7 @@ def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return name
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.parametrize("name", ROWS)
 def test_keys_in_front_of_and_behind_what_is_seen(name: str, plan: str) -> None:
     context, window, positions = ROWS[name]
@@ -123,7 +123,7 @@ class Masked(Cached):
         return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask, enable_gqa=True)
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(16)
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_any_comparisons(name: str, plan: str) -> None:
     torch.manual_seed(len(name))
@@ -138,7 +138,7 @@ def test_masks_of_any_comparisons(name: str, plan: str) -> None:
     torch.testing.assert_close(got.double(), wanted, rtol=2**-10, atol=bound, equal_nan=True)
 
 
-@pytest.mark.part(12)
+@pytest.mark.part(20)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_masks(seed: int, plan: str) -> None:
     """Of few queries and of many."""

@@ -275,7 +275,7 @@ def test_weights_of_blocks_keep_their_bits(kind: Any, block: int, tmp_path: Path
 # -- random attributes, sizes, types and zero points
 
 
-@pytest.mark.part(12)
+@pytest.mark.part(20)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_models_give_onnxruntimes_integers(family: str, seed: int, tmp_path: Path) -> None:

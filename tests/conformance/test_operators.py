@@ -50,7 +50,7 @@ _INTEGERS = [o for o in COMPARABLE if o not in ONLY_FLOAT]
 
 
 @pytest.mark.parametrize("start", range(0, len(_INTEGERS), 12))
-@pytest.mark.part(7)
+@pytest.mark.part(12)
 def test_integers_and_bools(start: int) -> None:
     """Twelve operators a program, with a sample of every type."""
     with warnings.catch_warnings():

@@ -149,7 +149,7 @@ CASES = [(40, 96, True), (31, 33, False), (1, 64, True), (130, 32, False)]
     ("name", "n", "k", "bias"), [(name, *case) for name in WEIGHTS for case in CASES if takes(name, case[1])]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.part(8)
+@pytest.mark.part(14)
 @pytest.mark.poor_device
 def test_linear(name: str, n: int, k: int, bias: bool, dtype: torch.dtype) -> None:
     model = quantized(name, n, k, bias, dtype)
