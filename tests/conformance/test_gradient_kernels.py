@@ -67,6 +67,50 @@ def test_gradients_of_convolutions(batch: int, stride: int, groups: int) -> None
         assert relative_error(ours, theirs) < FLOAT_BOUND
 
 
+LARGE: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "rows that divide": ((2, 4, 160, 112), (8, 4, 3, 3), {"padding": (1, 1)}),
+    "a stride and a part of a row more": ((1, 4, 261, 270), (8, 4, 3, 2), {"stride": (2, 1), "padding": (1, 0)}),
+    "a prime number of rows": ((2, 4, 131, 139), (8, 4, 3, 3), {"padding": (1, 2), "dilation": (1, 2)}),
+    "groups, far apart": ((1, 8, 150, 128), (8, 2, 3, 1), {"dilation": (3, 1), "groups": 4}),
+    "one row of many": ((2, 4, 3, 9000), (4, 4, 2, 5), {}),
+    "a line": ((1, 4, 40000), (8, 4, 7), {"padding": (3,), "stride": (1,)}),
+    "transposed": ((2, 8, 128, 136), (8, 4, 4, 4), {"stride": (2, 2), "padding": (1, 1), "transposed": True}),
+    "a volume": ((1, 4, 24, 30, 32), (4, 4, 3, 2, 3), {"padding": (1, 0, 1)}),
+}  # fmt: skip
+
+
+@pytest.mark.part(3)
+@pytest.mark.parametrize("name", LARGE)
+def test_gradients_of_weights_over_many_positions(name: str) -> None:
+    """An image has more than a sum may have terms, and is cut into bands."""
+    shape, weight, given = LARGE[name]
+    n = len(shape) - 2
+    stride, padding, dilation = (
+        given.get(key, (k,) * n) for key, k in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    options = [
+        list(stride),
+        list(padding),
+        list(dilation),
+        given.get("transposed", False),
+        [0] * n,
+        given.get("groups", 1),
+    ]
+
+    def gradient(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        found: Tensor = BACKWARD(g, x, w, None, *options, [False, True, False])[1]
+        return found
+
+    torch.manual_seed(4)
+    x, w = torch.randn(shape), torch.randn(weight)
+    g = torch.randn_like(torch.ops.aten.convolution(x, w, None, *options))
+    assert g[0, 0].numel() > 1 << 14 or given.get("transposed")
+    program = lapilli.compile(Function(gradient), (g, x, w))
+    assert relative_error(program(g, x, w), gradient(g.double(), x.double(), w.double())) < FLOAT_BOUND
+    plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+    assert not any("pieces" in buffer.name for buffer in plan.buffers), "no tile kernel computes these"
+
+
 @pytest.mark.parametrize("m, k, n", [(1, 5, 8), (33, 31, 30), (7, 4096, 9), (64, 64, 64), (5, 3, 2)])
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_products_of_strided_matrices(batch: tuple[int, ...], m: int, k: int, n: int) -> None:

@@ -245,6 +245,7 @@ def _correlation(
     kernel: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
     """out[o, c, k] = sum over n and t of narrow[n, o, t] * wide[n, c, t*stride + k*dilation - padding], group by group."""
+    wide, narrow, padding = _in_bands(wide, narrow, stride, padding, dilation, kernel)
     space, times = wide.shape[2:], narrow.shape[2:]
     channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
     parts = _parts(narrow, groups)
@@ -260,6 +261,29 @@ def _correlation(
     if parts > 1:
         found = found.reshape(channels, groups, parts, outs, *kernel).sum(2).reshape(channels, groups * outs, *kernel)
     return found.transpose(0, 1)
+
+
+def _in_bands(
+    wide: torch.Tensor, narrow: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int],
+    kernel: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:  # fmt: skip
+    """The operands with an image of very many positions as several ones, each of some rows, and the padding that is left: a batch
+    can only be divided into images, and a longer sum is one in two steps, which no tile kernel computes.
+    """
+    if not all(isinstance(i, int) for i in (*wide.shape, *narrow.shape)):
+        return wide, narrow, padding
+    n, outs, rows, *rest = narrow.shape
+    width = math.prod(rest)
+    if rows * width <= 2 * LONG:
+        return wide, narrow, padding
+    height = max(h for h in range(1, rows + 1) if rows % h == 0 and (h == 1 or h * width <= LONG))
+    bands, span = rows // height, (height - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1
+    if padding[0]:
+        wide = aten.constant_pad_nd(wide, [*[0] * (2 * len(rest)), padding[0], padding[0]])
+    windows = wide.unfold(2, span, height * stride[0]).narrow(2, 0, bands).movedim((2, -1), (1, 3))
+    wide = windows.reshape(n * bands, wide.shape[1], span, *wide.shape[3:])
+    narrow = narrow.reshape(n, outs, bands, height, *rest).movedim(2, 1).reshape(n * bands, outs, height, *rest)
+    return wide, narrow, [0, *padding[1:]]
 
 
 def _parts(narrow: torch.Tensor, groups: int) -> int:
