@@ -185,7 +185,7 @@ PATCHES: dict[str, Patch] = {
 PRIVATE: dict[str, str] = {
     "torch._C._current_graph_task_id": "whether an error is raised within a backward pass, where it must not cross C++",
     "torch._C._ImperativeEngine": "see PATCHES",
-    "torch._C._get_obj_in_tls": "errors of hooks, by backward pass: PyTorch hands such objects on to its threads",
+    "torch._C._get_obj_in_tls": "errors of hooks, by backward pass: PyTorch hands such objects on to what runs for a pass",
     "torch._C._is_key_in_tls": "as _get_obj_in_tls",
     "torch._C._remove_obj_from_tls": "as _get_obj_in_tls",
     "torch._C._stash_obj_in_tls": "as _get_obj_in_tls",

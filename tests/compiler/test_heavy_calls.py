@@ -159,6 +159,22 @@ def test_long_sums_of_few_results(
     assert not first.signature.exact and second.signature.exact is exact
 
 
+def test_layers_of_few_results_keep_open_sizes(matrix_units: None, nothing_seen: None) -> None:
+    """They may have any number of rows."""
+    layer = product(aten.mm.default, dense(64, 4096), turned(4096, 64))
+    biased = product(aten.addmm.default, dense(64), dense(64, 4096), turned(4096, 64), 1, 1)
+    for signature in (layer, biased, product(aten.mm.default, dense(64, 4096), dense(4096))):
+        assert not any(heavy_calls.choose(signature, 0).signature.exact for _ in range(3))
+
+
+def test_sums_of_more_terms_than_a_kernel_adds(matrix_units: None, nothing_seen: None) -> None:
+    """Are divided, which takes known sizes: bounds of a size would not do."""
+    signature = product(aten.mm.default, dense(2048, 40000), turned(40000, 64))
+    first, second = (heavy_calls.choose(signature, 0) for _ in range(2))
+    assert not (first.signature.ranges or second.signature.ranges) and second.signature.exact
+    assert second.target == GPU_MATRIX
+
+
 def test_long_sums_on_a_cpu_keep_open_sizes(monkeypatch: pytest.MonkeyPatch, nothing_seen: None) -> None:
     monkeypatch.setattr(heavy_calls, "target_of", lambda device, matrix=False: CPU_HALF)
     signature = product(aten.mm.default, dense(64, 4096), dense(4096, 64))

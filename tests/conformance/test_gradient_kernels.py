@@ -68,14 +68,15 @@ def test_gradients_of_convolutions(batch: int, stride: int, groups: int) -> None
 
 
 LARGE: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
-    "rows that divide": ((2, 4, 160, 112), (8, 4, 3, 3), {"padding": (1, 1)}),
+    "rows that divide": ((1, 4, 256, 144), (8, 4, 3, 3), {"padding": (1, 1)}),
     "a stride and a part of a row more": ((1, 4, 261, 270), (8, 4, 3, 2), {"stride": (2, 1), "padding": (1, 0)}),
-    "a prime number of rows": ((2, 4, 131, 139), (8, 4, 3, 3), {"padding": (1, 2), "dilation": (1, 2)}),
-    "groups, far apart": ((1, 8, 150, 128), (8, 2, 3, 1), {"dilation": (3, 1), "groups": 4}),
-    "one row of many": ((2, 4, 3, 9000), (4, 4, 2, 5), {}),
-    "a line": ((1, 4, 40000), (8, 4, 7), {"padding": (3,), "stride": (1,)}),
-    "transposed": ((2, 8, 128, 136), (8, 4, 4, 4), {"stride": (2, 2), "padding": (1, 1), "transposed": True}),
-    "a volume": ((1, 4, 24, 30, 32), (4, 4, 3, 2, 3), {"padding": (1, 0, 1)}),
+    "a prime number of rows": ((1, 4, 191, 193), (8, 4, 3, 3), {"padding": (1, 2), "dilation": (1, 2)}),
+    "groups, far apart": ((1, 8, 288, 128), (16, 2, 3, 1), {"dilation": (3, 1), "groups": 4}),
+    "one row of many": ((1, 4, 3, 20000), (4, 4, 2, 5), {}),
+    "a line": ((1, 4, 40000), (8, 4, 7), {"padding": (3,)}),
+    "a prime line": ((1, 4, 80018), (8, 4, 4), {"padding": (1,), "stride": (2,)}),
+    "transposed": ((1, 8, 192, 200), (8, 4, 4, 4), {"stride": (2, 2), "padding": (1, 1), "transposed": True}),
+    "a volume": ((1, 4, 24, 30, 64), (4, 4, 3, 2, 3), {"padding": (1, 0, 1)}),
 }  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def test_gradients_of_weights_over_many_positions(name: str) -> None:
     torch.manual_seed(4)
     x, w = torch.randn(shape), torch.randn(weight)
     g = torch.randn_like(torch.ops.aten.convolution(x, w, None, *options))
-    assert g[0, 0].numel() > 1 << 14 or given.get("transposed")
+    assert max(g[0, 0].numel(), x[0, 0].numel()) > 1 << 15
     program = lapilli.compile(Function(gradient), (g, x, w))
     assert relative_error(program(g, x, w), gradient(g.double(), x.double(), w.double())) < FLOAT_BOUND
     plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)

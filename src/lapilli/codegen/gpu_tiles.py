@@ -117,8 +117,7 @@ class Tiles(RowTemplate):
     def for_rows(self, count: int, task: Task, ctx: Context) -> Sequence[MatrixTile | SimtTile]:
         batch, m, n, k = estimate(self.batch), count, estimate(self.n), estimate(self.k)
         if not self.matrix:
-            ragged = task.reduction is not None and len(task.reduction.raxes) == 1
-            return tiles.simt_tiles(batch, m, n, k, ctx.target, self._is_divisible(task), ragged)
+            return tiles.simt_tiles(batch, m, n, k, ctx.target, self._is_divisible(task))
         if self.rows.struct == "ConvFirstParams":
             return tiles.first_layer_tiles(k)
         turned = self.rows.transposed, self.transposed_w

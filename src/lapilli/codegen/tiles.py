@@ -345,25 +345,26 @@ _ALONE = 0.3
 """By which part a work group takes longer that has a compute unit for itself: nothing else runs while it waits for loads."""
 _MOST_ALONE = 4
 """The most of that, however few work groups there are."""
+_RAGGED = 1.1
+"""Terms are left over where that saves more than a tenth."""
 _LEFT_OVER = 4
 """What a left over term of a sum costs, as so many parts of it."""
 _BYTE = 8
 """Terms of a product in the time of a byte that is written or read."""
 
 
-def sum_parts(m: int, n: int, k: int, target: Target, ragged: bool = True) -> int:
+def sum_parts(m: int, n: int, k: int, target: Target) -> int:
     """Into how many products a product's sum is divided, so that there are tiles enough for the device; 1 where that does not
-    save a quarter of the time. Their results take no more memory than the operands. ragged: whether terms may be left over.
+    save a quarter of the time. Their results take no more memory than the operands.
     """
     if k < _LEAST_SUM:
         return 1
 
     def time(parts: int) -> float:
-        return _divided_time(
-            replace(simt_tile(parts, m, n, part_terms(k, parts), target), parts=parts), m, n, k, target
-        )
+        tile = replace(simt_tile(parts, m, n, part_terms(k, parts), target), parts=parts)
+        return _divided_time(tile, m, n, k, target) * (_RAGGED if part_terms(k, parts) * parts < k else 1)
 
-    best = min([1, *_possible_parts(m, n, k, ragged)], key=time)
+    best = min([1, *_possible_parts(m, n, k)], key=time)
     return best if time(best) < 0.75 * time(1) else 1
 
 
@@ -380,23 +381,19 @@ def _divided_time(t: SimtTile, m: int, n: int, k: int, target: Target) -> float:
     return simt_time(t, parts, m, n, terms, units) * (1 + min(_ALONE * units / groups, _MOST_ALONE)) + added
 
 
-def _possible_parts(m: int, n: int, k: int, ragged: bool) -> list[int]:
-    fitting = (p for p in range(2, _MOST_SUM_PARTS + 1) if k // p >= _LEAST_PART and p * m * n <= (m + n) * k)
-    return [p for p in fitting if ragged or k % (8 * p) == 0]
+def _possible_parts(m: int, n: int, k: int) -> list[int]:
+    return [p for p in range(2, _MOST_SUM_PARTS + 1) if k // p >= _LEAST_PART and p * m * n <= (m + n) * k]
 
 
-def simt_tiles(
-    batch: int, m: int, n: int, k: int, target: Target, divisible: bool, ragged: bool = True
-) -> list[SimtTile]:
-    """All tiles that fit, the one that the model prefers first. divisible: whether the sum may be divided; ragged: and leave terms
-    over."""
-    parts = sum_parts(m, n, k, target, ragged) if divisible else 1
+def simt_tiles(batch: int, m: int, n: int, k: int, target: Target, divisible: bool) -> list[SimtTile]:
+    """All tiles that fit, the one that the model prefers first. divisible: whether the sum may be divided."""
+    parts = sum_parts(m, n, k, target) if divisible else 1
     first = replace(simt_tile(batch * parts, m, n, part_terms(k, parts), target), parts=parts)
     menu = [t for t in (*_SIMT, *_OTHER_SIMT) if _fits(t, target)]
     if not divisible:
         others = sorted(menu, key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
         return [first, *(t for t in others if t != first)]
-    counts = [1, *(p for p in _possible_parts(m, n, k, ragged) if p in (2, 3, 4, 6, 8, 12, 16))]
+    counts = [1, *(p for p in _possible_parts(m, n, k) if p in (2, 3, 4, 6, 8, 12, 16))]
     others = sorted(
         (replace(t, parts=p) for t in menu for p in counts), key=lambda t: _divided_time(t, m, n, k, target)
     )

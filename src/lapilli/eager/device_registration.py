@@ -49,12 +49,16 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
+_PASSES = {"torch.autograd.graph._engine_run_backward", "lapilli.eager.backward_passes.run_backward"}
+"""What starts a backward pass, before autograd's engine is replaced and afterwards."""
+
+
 class _Guard(torch._C._acc.DeviceGuard):
     """PyTorch's queries about the current device."""
 
     def type_(self) -> Any:
         backward_passes.keep()
-        if not _ready and _caller() == "torch.autograd.graph._engine_run_backward":
+        if not _ready and _caller() in _PASSES:
             # At its first backward pass, autograd asks for which devices it needs threads. With threads, a forked child
             # could not run a backward pass. The device needs none.
             return torch._C._autograd.DeviceType.CPU

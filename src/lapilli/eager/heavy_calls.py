@@ -30,7 +30,7 @@ HEAVY = 1 << 26
 """Multiplications for which the kernels for dynamic sizes take longer than Python takes for a call."""
 LONG = 1024
 """Terms of a sum for which a product takes longer than Python takes for a call if the sum is not divided, however few results it
-has. Those with more terms than results are divided."""
+has. Those with no more rows and columns than terms are divided."""
 LARGE = 1 << 20
 """Elements of a matrix that is too large to be packed in every call, as those kernels do, for however few rows."""
 
@@ -111,11 +111,17 @@ def _terms(signature: CallSignature) -> int:
 
 
 def _is_long(signature: CallSignature) -> bool:
-    """Whether a call is a product of matrices with few results and a long sum, such as the gradient of a small layer's weight."""
-    if (matrices := _matrices(signature)) is None or len(matrices[0].shape) != 2:
+    """Whether a call is a product of matrices with few results and a long sum, such as the gradient of a small layer's weight. (The
+    layer itself, x @ w.T, may have any number of rows.)"""
+    matrices = _matrices(signature)
+    if matrices is None or signature.schema.computed is not aten.mm.default:
         return False
-    (rows, terms), columns = matrices[0].shape, matrices[1].shape[1]
-    return bool(terms >= max(LONG, rows, columns))
+    left, right = matrices
+    if len(left.shape) != 2 or len(right.shape) != 2 or not left.dtype.is_floating_point:
+        return False
+    (rows, terms), columns = left.shape, right.shape[1]
+    is_layer = left.order == (0, 1) and right.order == (1, 0)
+    return bool(terms >= max(LONG, rows, columns)) and not is_layer
 
 
 def _matrices(signature: CallSignature) -> tuple[TensorOperand, TensorOperand] | None:

@@ -245,9 +245,11 @@ def _correlation(
     kernel: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
     """out[o, c, k] = sum over n and t of narrow[n, o, t] * wide[n, c, t*stride + k*dilation - padding], group by group."""
-    wide, narrow, padding = _in_bands(wide, narrow, stride, padding, dilation, kernel)
     space, times = wide.shape[2:], narrow.shape[2:]
     channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
+    known = all(isinstance(i, int) for i in (*wide.shape, *narrow.shape)) and outs % 4 == 0
+    if known and math.prod(times) > 2 * LONG:
+        return _in_bands(wide, narrow, stride, padding, dilation, groups, kernel)
     parts = _parts(narrow, groups)
     n = wide.shape[0] // parts
     x = wide.reshape(parts, n, groups, channels, *space).movedim((3, 2, 0), (0, 1, 2))
@@ -264,26 +266,33 @@ def _correlation(
 
 
 def _in_bands(
-    wide: torch.Tensor, narrow: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int],
+    wide: torch.Tensor, narrow: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
     kernel: Sequence[int],
-) -> tuple[torch.Tensor, torch.Tensor, list[int]]:  # fmt: skip
-    """The operands with an image of very many positions as several ones, each of some rows, and the padding that is left: a batch
-    can only be divided into images, and a longer sum is one in two steps, which no tile kernel computes.
+) -> torch.Tensor:  # fmt: skip
+    """The same for images of so many positions that a batch cannot be divided enough: each image is several ones, cut along its
+    longest side, which share what their windows have in common.
     """
-    if not all(isinstance(i, int) for i in (*wide.shape, *narrow.shape)):
-        return wide, narrow, padding
-    n, outs, rows, *rest = narrow.shape
-    width = math.prod(rest)
-    if rows * width <= 2 * LONG:
-        return wide, narrow, padding
-    height = max(h for h in range(1, rows + 1) if rows % h == 0 and (h == 1 or h * width <= LONG))
-    bands, span = rows // height, (height - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1
-    if padding[0]:
-        wide = aten.constant_pad_nd(wide, [*[0] * (2 * len(rest)), padding[0], padding[0]])
-    windows = wide.unfold(2, span, height * stride[0]).narrow(2, 0, bands).movedim((2, -1), (1, 3))
-    wide = windows.reshape(n * bands, wide.shape[1], span, *wide.shape[3:])
-    narrow = narrow.reshape(n, outs, bands, height, *rest).movedim(2, 1).reshape(n * bands, outs, height, *rest)
-    return wide, narrow, [0, *padding[1:]]
+    d = max(range(2, narrow.dim()), key=lambda d: narrow.shape[d])
+    rows, width = narrow.shape[d], math.prod(narrow.shape[2:]) // narrow.shape[d]
+    step, reach = stride[d - 2], (kernel[d - 2] - 1) * dilation[d - 2] + 1
+    height = max(LONG // width, 1)
+    exact = max(h for h in range(1, height + 1) if rows % h == 0)
+    height = exact if 2 * exact >= height else height
+    if padding[d - 2]:
+        wide = aten.constant_pad_nd(wide, [*[0] * (2 * (wide.dim() - 1 - d)), *[padding[d - 2]] * 2])
+    padding = [0 if k == d - 2 else given for k, given in enumerate(padding)]
+
+    def bands(first: int, height: int, count: int) -> torch.Tensor:
+        read = wide.narrow(d, first * step, (count * height - 1) * step + reach)
+        windows = read.unfold(d, (height - 1) * step + reach, height * step).movedim((d, -1), (1, d + 1))
+        x = windows.flatten(0, 1)
+        cut = narrow.narrow(d, first, count * height).reshape(*narrow.shape[:d], count, height, *narrow.shape[d + 1 :])
+        g = cut.movedim(d, 1).flatten(0, 1)
+        return _correlation(x, g, stride, padding, dilation, groups, kernel)
+
+    found = bands(0, height, rows // height)
+    rest = rows % height
+    return found + bands(rows - rest, rest, 1) if rest else found
 
 
 def _parts(narrow: torch.Tensor, groups: int) -> int:
