@@ -18,7 +18,7 @@ demo: setup-demo ## Compile EfficientNet-Lite0, save it, run it on two photos
 	$(PY) examples/efficientnet_lite0.py
 
 test: setup-test ## Lint, types, native tests, Python tests on two software devices
-	$(MAKE) --no-print-directory -j2 native lint types packages android
+	$(MAKE) --no-print-directory -j2 android native lint types packages
 	$(MAKE) --no-print-directory python poor random
 
 setup-demo:
