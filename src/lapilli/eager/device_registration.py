@@ -29,7 +29,6 @@ _torch: Any = torch  # its registration functions have no types
 _libraries: list[Any] = []
 _lock = threading.RLock()
 _announced = _ready = _patched = _begun = False
-_other: torch.device | None = None
 _is_vulkan: Any = None
 
 
@@ -93,11 +92,11 @@ def announce() -> None:
 
     Raises RuntimeError if another package has registered its device in the only place there is.
     """
-    global _announced, _other
+    global _announced
     with _lock:
         if _announced:
             return
-        _other = neighbours.built_in()
+        other = neighbours.built_in()
         registration.rename_privateuse1_backend("vulkan")
         _announced = True
         _add_methods()
@@ -107,7 +106,7 @@ def announce() -> None:
         with warnings.catch_warnings():  # it warns that this replaces the old backend's answer
             warnings.simplefilter("ignore")
             library.impl("is_vulkan_available", vulkan.is_available, "CompositeImplicitAutograd", allow_override=True)
-        accelerator.pin(library, _other)
+        accelerator.pin(library, other)
         if not _ready:
             for name in _FIRST:
                 library.impl(name, _FIRST[name], "PrivateUse1")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -272,9 +273,23 @@ FIRST_USES = {
 }
 
 
+def test_children_train_after_the_device_was_asked_for(folder: Path) -> None:
+    """Autograd has no thread for a device that was not used, and so a process can be forked after a pass on the CPU."""
+    script = """
+        import os, torch
+        assert torch.vulkan.is_available()
+        x = torch.ones(3, requires_grad=True)
+        x.sin().sum().backward()
+        child = os.fork()
+        if child == 0:
+            x.cos().sum().backward()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    python(folder, "-c", textwrap.dedent(script))
+
+
 @pytest.mark.parametrize("use", FIRST_USES)
 def test_first_uses(use: str, folder: Path) -> None:
     """Whatever uses the device first finds it."""
-    import textwrap
-
     python(folder, "-c", "import torch\n" + textwrap.dedent(FIRST_USES[use]))
