@@ -338,7 +338,7 @@ def simt_time(t: SimtTile, batch: int, m: int, n: int, k: int, units: int) -> fl
 
 _LEAST_SUM, _LEAST_PART = 1024, 256
 """Elements of a sum that is divided, and of its parts."""
-_MOST_SUM_PARTS = 64
+_MOST_SUM_PARTS = 64  # fewer would leave large devices idle; more were not measured
 _SECOND = 800_000
 """Terms that a compute unit of a large device could have added while a second kernel is started: 5 microseconds."""
 _ALONE = 0.3

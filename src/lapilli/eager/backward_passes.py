@@ -2,8 +2,8 @@
 
 Autograd has a thread for each device. Kernels of this one take Python's lock, which costs more in another thread: the passes of
 ResNet18 and of a small GPT took 6 to 10 ms longer there, of 15 to 20 (H200). It also starts its threads at the first pass of all,
-and none for a device that is used later. So the engine (`patch`) needs none. (Passes that C++ starts, as TorchScript does, run in a
-thread that has not called `backward` as autograd has it.)
+and none for a device that is used later. So the engine (`patch`) needs none. (Passes started by C++, such as TorchScript's, use
+autograd's threads, unless the calling thread has called `backward` before.)
 
 Autograd's engine lets a Python error pend in its thread while it unwinds, and fetches it at the end. In between it leaves the
 guard of the device's stream, which asks Python for the type of the device. A call that returns something while an error pends is

@@ -48,16 +48,12 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-_PASSES = {"torch.autograd.graph._engine_run_backward", "lapilli.eager.backward_passes.run_backward"}
-"""What starts a backward pass, before autograd's engine is replaced and afterwards."""
-
-
 class _Guard(torch._C._acc.DeviceGuard):
     """PyTorch's queries about the current device."""
 
     def type_(self) -> Any:
         backward_passes.keep()
-        if not _ready and _caller() in _PASSES:
+        if not _ready and _caller() == "torch.autograd.graph._engine_run_backward":
             # At its first backward pass, autograd asks for which devices it needs threads. With threads, a forked child
             # could not run a backward pass. The device needs none.
             return torch._C._autograd.DeviceType.CPU
@@ -253,7 +249,7 @@ def patch() -> None:
         from lapilli.eager import autocast, generators, modules, saving, storages, tensor_methods
 
         accelerator.patch(vulkan)
-        for part in (autocast, backward_passes, generators, modules, saving, storages, tensor_methods):
+        for part in (autocast, generators, modules, saving, storages, tensor_methods):
             part.patch()
         torch_compat.replace(torch.Tensor, "is_vulkan", _is_vulkan)
 
@@ -270,6 +266,7 @@ def begin() -> None:
             return
         ready()
         patch()
+        backward_passes.patch()  # not before: `_Guard` knows PyTorch's engine by its caller
         _begun = True
         # Not at import time: each file takes its share of a millisecond, and torchao_tensors imports the compiler.
         from lapilli.eager import generation, inductor, torchao_tensors

@@ -247,10 +247,10 @@ def _correlation(
     """out[o, c, k] = sum over n and t of narrow[n, o, t] * wide[n, c, t*stride + k*dilation - padding], group by group."""
     space, times = wide.shape[2:], narrow.shape[2:]
     channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
-    known = all(isinstance(i, int) for i in (*wide.shape, *narrow.shape)) and outs % 4 == 0
-    if known and math.prod(times) > 2 * LONG:
+    divisible = all(isinstance(i, int) for i in narrow.shape) and outs % 4 == 0
+    if divisible and math.prod(times) > 2 * LONG:
         return _in_bands(wide, narrow, stride, padding, dilation, groups, kernel)
-    parts = _parts(narrow, groups)
+    parts = _parts(narrow.shape[0], math.prod(times)) if divisible else 1
     n = wide.shape[0] // parts
     x = wide.reshape(parts, n, groups, channels, *space).movedim((3, 2, 0), (0, 1, 2))
     w = narrow.reshape(parts, n, groups, outs, *times).movedim((2, 0, 3), (0, 1, 2))
@@ -295,13 +295,10 @@ def _in_bands(
     return found + bands(rows - rest, rest, 1) if rest else found
 
 
-def _parts(narrow: torch.Tensor, groups: int) -> int:
-    """The number of parts into which a batch is divided, whose gradients are then added. Each is small enough for one
+def _parts(n: int, positions: int) -> int:
+    """The number of parts into which a batch of n images is divided, whose gradients are then added. Each is small enough for one
     kernel to sum without losing precision.
     """
-    n, outs, positions = narrow.shape[0], narrow.shape[1] // groups, math.prod(narrow.shape[2:])
-    if not all(isinstance(i, int) for i in narrow.shape) or outs % 4:
-        return 1
     divisors = [p for p in range(1, n + 1) if n % p == 0]
     possible, most = [p for p in divisors if p == 1 or n // p % 4 == 0], LONG
     if n // possible[-1] * positions > 2 * LONG:

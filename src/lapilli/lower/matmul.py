@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,79 +20,77 @@ from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, lo
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True)
+class _Factors:
+    """Of a product. batch: how many batch dimensions there are."""
+
+    a: Node
+    b: Node
+    transposed: bool
+    batch: int
+
+    def indices(self, at: Sequence[Int], k: Int) -> tuple[list[Int], list[Int]]:
+        """Where a and b are read for a term of the result at some place."""
+        column = [at[-1], k] if self.transposed else [k, at[-1]]
+        return [*at[:-1], k], [*at[: self.batch], *column]
+
+    def term(self, at: Sequence[Int], k: Int, kind: DType) -> Expr:
+        left, right = self.indices(at, k)
+        return cast_to(load(self.a, left), kind) * cast_to(load(self.b, right), kind)
+
+
 def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int = 0) -> Reduce:
     """out[batch, rows, n] = sum over k of a[batch, rows, k] * b[batch, k, n] (b[batch, n, k] if transposed), with `batch`
     batch dimensions.
     """
+    factors = _Factors(a, b, transposed, batch)
     shape = (*a.shape[:-1], b.shape[-2] if transposed else b.shape[-1])
-    kind = call.dtype.compute
-    axes, at = fresh_axes(shape)
-    raxes, r = fresh_axes((a.shape[-1],), "k")
-    longest = call.longest(a.shape[-1])
-    if longest is None or longest > LONGEST:
-        terms = a.shape[-1].value
-        if terms is None or terms > _MOST_TERMS or kind is not DType.float32:
-            return _long_product(call, a, b, shape, transposed, batch)
-        return _product_in_parts(call, a, b, shape, transposed, batch, terms)
-    left: list[Int] = [*at[:-1], r[0]]
-    right: list[Int] = [*at[:batch], at[-1], r[0]] if transposed else [*at[:batch], r[0], at[-1]]
-    body = cast_to(load(a, left), kind) * cast_to(load(b, right), kind)
-    note = Matmul(a, b, axes[:batch], axes[batch:-1], axes[-1], raxes[0], tuple(left), tuple(right))
-    return Reduce(
-        shape, call.storage(call.dtype), call.name, call.op, axes=axes, raxes=raxes, op="sum", body=body,
-        contraction=note if kind is not DType.bool else None,
-    )  # fmt: skip
+    kind, size = call.dtype.compute, a.shape[-1]
+    longest = call.longest(size)
+    if longest is not None and longest <= LONGEST:
+        axes, at = fresh_axes(shape)
+        raxes, (k,) = fresh_axes((size,), "k")
+        left, right = factors.indices(at, k)
+        note = Matmul(a, b, axes[:batch], axes[batch:-1], axes[-1], raxes[0], tuple(left), tuple(right))
+        return Reduce(
+            shape, call.storage(call.dtype), call.name, call.op, axes=axes, raxes=raxes, op="sum",
+            body=factors.term(at, k, kind), contraction=note if kind is not DType.bool else None,
+        )  # fmt: skip
+    if size.value is not None and size.value <= _MOST_TERMS and kind is DType.float32:
+        return _product_in_parts(call, factors, shape, size.value)
+    return call.reduce("sum", lambda at, r: factors.term(at, r[0], kind), shape, [size])  # in two steps
 
 
-def _long_product(call: Call, a: Node, b: Node, shape: tuple[Int, ...], transposed: bool, batch: int) -> Reduce:
-    """The product for an inner dimension that is too long for one invocation; it is split in two steps."""
-    kind = call.dtype.compute
-
-    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        right = [*at[:batch], at[-1], r[0]] if transposed else [*at[:batch], r[0], at[-1]]
-        return cast_to(load(a, [*at[:-1], r[0]]), kind) * cast_to(load(b, right), kind)
-
-    return call.reduce("sum", body, shape, [a.shape[-1]])
-
-
-def _product_in_parts(
-    call: Call, a: Node, b: Node, shape: tuple[Int, ...], transposed: bool, batch: int, terms: int
-) -> Reduce:
+def _product_in_parts(call: Call, factors: _Factors, shape: tuple[Int, ...], terms: int) -> Reduce:
     """The same for a known inner dimension: a batch of products, each of a part of the sum, so that kernels for products compute
     them. Their results are added, with the terms that are left over.
     """
+    a, b, batch = factors.a, factors.b, factors.batch
     sizes = [_USUAL if x.value is None else max(x.value, 1) for x in shape[batch:]]
     rows, columns = math.prod(sizes[:-1]), sizes[-1]
     most = min((rows + columns) * terms // (_BESIDE * rows * columns), terms // _LEAST_PART, _MOST_PARTS_OF_SUM)
     count = max(most, -(-terms // LONGEST))
     count = next((c for c in range(count, 2 * count) if terms % (8 * c) == 0), count)
     each = terms // count // 8 * 8
-
-    def term(at: tuple[Int, ...], k: Int) -> tuple[list[Int], list[Int]]:
-        return [*at[:-1], k], [*at[:batch], at[-1], k] if transposed else [*at[:batch], k, at[-1]]
-
-    def value(at: tuple[Int, ...], k: Int) -> Expr:
-        left, right = term(at, k)
-        return cast_to(load(a, left), DType.float32) * cast_to(load(b, right), DType.float32)
-
     axes, (part, *at) = fresh_axes((as_int(count), *shape))
     raxes, (r,) = fresh_axes((as_int(each),), "k")
-    left, right = term(tuple(at), part * each + r)
-    note = Matmul(
-        a, b, axes[: 1 + batch], axes[1 + batch : -1], axes[-1], raxes[0], tuple(left), tuple(right)
-    )  # fmt: skip
+    k = part * each + r
+    left, right = factors.indices(at, k)
+    note = Matmul(a, b, axes[: 1 + batch], axes[1 + batch : -1], axes[-1], raxes[0], tuple(left), tuple(right))
     parts = Reduce(
         (as_int(count), *shape), DType.float32, f"{call.name}_parts", call.op, axes=axes, raxes=raxes, op="sum",
-        body=value(tuple(at), part * each + r), contraction=note,
+        body=factors.term(at, k, DType.float32), contraction=note,
     )  # fmt: skip
 
     def added(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        return select([count - 1 - r[0]], load(parts, [r[0], *at]), value(at, r[0] - count + count * each))
+        left_over = factors.term(at, r[0] - count + count * each, DType.float32)
+        return select([count - 1 - r[0]], load(parts, [r[0], *at]), left_over)
 
     return call.reduce("sum", added, shape, [as_int(count + terms - count * each)], longest=None)
 
 
 _MOST_TERMS = LONGEST << 11
+"""Of a sum: parts of LONGEST terms, and the terms left over, are no more than one invocation adds."""
 _LEAST_PART, _MOST_PARTS_OF_SUM = 1024, 256
 """Terms of a part of a long sum, enough to be worth a work group, and how many parts are made by choice."""
 _BESIDE = 8
