@@ -162,6 +162,53 @@ def test_work_groups_share_a_sum(name: str) -> None:
     assert all(torch.equal(found[0], x) for x in found), "the parts are added in their order, whoever is last"
 
 
+APART: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "gradient of a weight": (lambda x, y: x.t() @ y, (rows(8192, 40), rows(8192, 24))),
+    "terms left over": (lambda x, y: x.t() @ y, (rows(8195, 40), rows(8195, 24))),
+    "linear": (lambda x, w, b: F.linear(x, w, b).relu(), (rows(20, 8200), rows(40, 8200), rows(40))),
+    "rows of two axes": (lambda x, w: F.linear(x, w) * 2, (rows(3, 5, 8192), rows(24, 8192))),
+    "columns in no whole vectors": (lambda x, w: x @ w, (rows(17, 8192), rows(8192, 13))),
+    "both across": (lambda x, y: x.t() @ y.t(), (rows(8192, 24), rows(16, 8192))),
+    "two readers": (lambda x, y: (x.t() @ y).cos() + (x.t() @ y).sum(1, keepdim=True), (rows(8192, 24), rows(8192, 40))),
+}  # fmt: skip
+"""Sums that are too long for the few work groups of their tiles."""
+
+
+@pytest.mark.parametrize("name", APART)
+def test_long_sums_on_matrix_units(name: str) -> None:
+    f, args = APART[name]
+    halves = tuple((x / x.shape[-1] ** 0.25).half() for x in args)
+    with lapilli.compile(Function(f), halves, target="gpu-fp16-matrix") as program:
+        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+        products = [d for d in plan.run if d.kernel == "matmul_matrix"]
+        assert products and all(int(str(d.groups[2])) > 4 for d in products), [(d.kernel, d.groups) for d in plan.run]
+        found = program(*halves)
+    exact = f(*(x.double() for x in halves))
+    torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=2e-3 * float(exact.abs().max()))
+
+
+def test_infinities_and_nan_on_matrix_units() -> None:
+    x, y = rows(8197, 24).half(), rows(8197, 40).half()
+    x[5, 0], x[5000, 1], x[7, 2], x[7900, 2] = torch.inf, torch.nan, torch.inf, -torch.inf
+    x[-1, 3], x[-2, 4] = torch.nan, torch.inf  # of the terms that are left over
+    with lapilli.compile(Function(lambda x, y: x.t() @ y), (x, y), target="gpu-fp16-matrix") as program:
+        found = program(x, y)
+    exact = (x.double().t() @ y.double()).half()
+    torch.testing.assert_close(found, exact, rtol=2e-3, atol=0.2, equal_nan=True)
+
+
+def test_no_work_group_has_a_long_sum_where_tiles_are_few() -> None:
+    target = TARGETS["gpu-fp16-matrix"]
+    for size in (16, 64, 200):
+        for terms in (4096, 8192, 8195, 16384, 32768):
+            tile = tiles.matrix_tiles(1, size, size, terms, target, False, (True, False), True)[0]
+            assert terms // (tile.parts * tile.apart) <= 4096, (size, terms, str(tile))
+    assert tiles.matrix_tiles(1, 64, 64, 1024, target, False, (True, False), True)[0].apart == 1, (
+        "a second kernel for nothing"
+    )
+    assert tiles.matrix_tiles(1, 2048, 2048, 8192, target, False, (True, False), True)[0].apart == 1, "many tiles"
+
+
 def test_infinities_in_a_shared_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "matrix_tiles", lambda *args: [replace(UNITS, parts=3)])
     x, w = rows(40, 384).half(), rows(48, 384).half()

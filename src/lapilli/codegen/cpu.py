@@ -485,13 +485,16 @@ def _direct_tile(v: ConvolutionView, target: Target) -> Tile:
 
 
 def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
-    """The convolution, with as many channels as results if it is depthwise; None if these kernels cannot read its operands."""
+    """The convolution, with as many channels as results if it is depthwise; None if these kernels cannot read its operands. An
+    image of one channel alone is faster with three channels of zeros.
+    """
     if v.x.node.dtype.compute is not v.weight.dtype.compute:
         return None
     if v.weight.id not in ctx.layouts and v.weight.id not in ctx.views:
         return None
     c = v.out_channels.value  # the number of groups, which must be known
-    return _repeated(v, c, ctx) if c is not None and v.channels == v.groups and c != v.groups else v
+    repeats = c is not None and v.channels == v.groups and 1 < v.groups != c
+    return _repeated(v, c, ctx) if repeats and c is not None else v
 
 
 def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:

@@ -36,11 +36,49 @@ _CHUNK = 256  # terms that are summed before they join the total: rounding error
 def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_params: bool = False) -> KernelSource:
     """The kernel of a task, four elements an invocation where that is possible. sizes_as_params: sizes become parameters."""
     forms = [(True, False), (False, False), (False, True)][not sizes_as_params :]
+    order = _other_order(task, layouts, target)
+    ways = [(LANES, None), (1, None)] if order is None else [(1, order)]
     return first_that_fits(
-        partial(_Writer, task, dict(layouts), target, lanes, as_params, whole)
+        partial(_Writer, task, dict(layouts), target, lanes, as_params, whole, taken)
         for as_params, whole in forms
-        for lanes in (LANES, 1)
+        for lanes, taken in ways
     )
+
+
+_READS = 4
+"""Terms of a reduction from which on what is read counts for more than how results are stored."""
+_NEIGHBOURS = 16
+"""Results whose terms lie side by side, from which on they are worth another order of results."""
+
+
+def order_by_reads(task: Task, layouts: Mapping[int, Layout]) -> list[Var] | None:
+    """The axes of a reduction's results in the order in which most of what is read lies; None if neighbours belong to the same
+    result.
+    """
+    assert task.reduction is not None and task.reduction_body is not None
+    order = order_of_reads(loads(task.reduction_body), layouts)
+    if not order or order[-1] in task.reduction.raxes:
+        return None
+    place = {a: k for k, a in enumerate(order)}
+    return sorted((a for a in task.axes if a.extent != 1), key=lambda a: place.get(a, -1))
+
+
+def _other_order(task: Task, layouts: Mapping[int, Layout], target: Target) -> list[Var] | None:
+    """In which order neighbouring invocations read neighbours, if results in the order of their memory do not, and much is read for
+    each: the sum of a gradient's parts, which is stored as a weight is.
+    """
+    out, reduction = task.out, task.reduction
+    if target.kind != "gpu" or reduction is None or task.partial or task.within:
+        return None
+    if _per_word(out.dtype, target.half) > 1 or estimate(product([a.extent for a in reduction.raxes])) < _READS:
+        return None
+    order, stored = order_by_reads(task, layouts), in_memory(task.store, layouts[out.id])
+    if not order or not stored or order[-1] is stored[-1] or estimate(order[-1].extent) < _NEIGHBOURS:
+        return None
+    assert task.reduction_body is not None
+    known = (ld for ld in loads(task.reduction_body) if ld.node.id in layouts)
+    main = max(known, key=lambda ld: estimate(product(ld.node.shape)))
+    return order if layouts[main.node.id].offset(main.index).step(order[-1]) == 1 else None
 
 
 _FULL, BUSY = 64 * 128, 512
@@ -62,8 +100,9 @@ class _Writer:
         lanes: int,
         sizes_as_params: bool,
         whole_sizes: bool,
+        order: Sequence[Var] | None,
     ) -> None:
-        self.task, self.target, self.lanes = task, target, lanes
+        self.task, self.target, self.lanes, self.order = task, target, lanes, order
         self.kernel = KernelBuilder(layouts, target.half, target.texel, sizes_as_params, whole_sizes)
         self.layout = layouts[task.out.id]
         self.count = product([a.extent for a in task.axes])
@@ -133,12 +172,13 @@ class _Writer:
         return written
 
     def _axes(self, v: Int) -> tuple[dict[Atom, Int], Int | None]:
-        """The task's axes from the invocation's index, in memory order."""
+        """The task's axes from the invocation's index, in memory order, or in that which was asked for."""
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
         rest = v * self.lanes + lane if lane is not None else v
         mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
         # of an update, an axis may be seen in a computed place alone
-        axes = list(self.task.axes) if self.task.partial else in_memory(self.task.store, self.layout)
+        stored = list(self.task.axes) if self.task.partial else in_memory(self.task.store, self.layout)
+        axes = stored if self.order is None else self.order
         for k, a in enumerate(reversed(axes)):
             mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent

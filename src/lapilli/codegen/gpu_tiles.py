@@ -122,8 +122,7 @@ class Tiles(RowTemplate):
             return tiles.first_layer_tiles(k)
         turned = self.rows.transposed, self.transposed_w
         windows = self.rows.struct in ("ConvParams", "TurnedParams")
-        divisible = ctx.target.between_groups and self._is_divisible(task)
-        beside = _read_beside(task)
+        divisible, beside = self._is_divisible(task), _read_beside(task)
         found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible, self.fragments, beside)
         return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 

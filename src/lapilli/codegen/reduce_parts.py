@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lapilli.codegen.generic import BUSY
+from lapilli.codegen.generic import BUSY, order_by_reads
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, load, loads, rewrite, select
+from lapilli.ir.expr import Expr, Load, load, rewrite, select
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Reduce, neutral
-from lapilli.schedule.layout import order_of_reads
 from lapilli.schedule.task import Task
 
 _SHARING = 16  # invocations of a work group that share a result
@@ -37,7 +36,7 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
         return None
     if body.dtype not in (DType.float32, DType.int32):
         return None
-    order = _in_memory(task, ctx)
+    order = order_by_reads(task, ctx.layouts)
     if order is None:
         return None
     length, results = product([a.extent for a in reduction.raxes]).value, product([a.extent for a in task.axes]).value
@@ -49,16 +48,6 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     if made is not None:
         ctx.dense(made[0].out)
     return made
-
-
-def _in_memory(task: Task, ctx: Context) -> list[Var] | None:
-    """The task's axes in the order in which most of what is read lies; None if neighbours belong to the same result."""
-    assert task.reduction is not None and task.reduction_body is not None
-    order = order_of_reads(loads(task.reduction_body), ctx.layouts)
-    if not order or order[-1] in task.reduction.raxes:
-        return None
-    place = {a: k for k, a in enumerate(order)}
-    return sorted((a for a in task.axes if a.extent != 1), key=lambda a: place.get(a, -1))
 
 
 def _divided(task: Task, old: Reduce, body: Expr, order: Sequence[Var], count: int) -> list[Task] | None:

@@ -1,6 +1,6 @@
 """Products with few results and long sums, as of a weight's gradient: the sum is divided into parts, each a product of its own in a
 batch, and a second kernel adds them, with the terms that are left over. Otherwise a large device has fewer tiles than compute
-units. On matrix units the work groups of a tile do that themselves."""
+units. On matrix units the work groups of a tile add a few parts themselves."""
 
 from __future__ import annotations
 
@@ -22,26 +22,21 @@ from lapilli.schedule.task import Task
 
 
 def in_parts(task: Task, ctx: Context) -> list[Task] | None:
-    """Two tasks for a product whose tile has several parts: the parts, and their sum with what follows it. On matrix units a single
-    task: the last work group of a tile adds up its parts. None for other products.
+    """Two tasks for a product whose tile has several parts: the parts, and their sum with what follows it. A single task where the
+    last work group of a tile adds up its parts. None for other products.
     """
     reduction, tiles = task.reduction, task.template
     if isinstance(tiles, Tiles) and isinstance(tiles.tile, MatrixTile) and tiles.tile.parts > 1:
         task.template = _joined(tiles, task, ctx)
         return [task]
-    if (
-        reduction is None
-        or not isinstance(tiles, Tiles)
-        or not isinstance(tiles.tile, SimtTile)
-        or tiles.tile.parts == 1
-    ):
+    count = _products(tiles.tile) if isinstance(tiles, Tiles) else 1
+    if reduction is None or not isinstance(tiles, Tiles) or count == 1:
         return None
-    count = tiles.tile.parts
     view = gpu.matmul_operands(task, ctx)
     if view is None or view.k.value is None:
         return None
     terms = part_terms(view.k.value, count)
-    divided = gpu.product(_divided(view, count, terms), task, ctx)
+    divided = (gpu.matrix_product if tiles.matrix else gpu.product)(_divided(view, count, terms), task, ctx)
     if divided is None:  # the whole does with a tile for parts
         return None
     parts = Node((as_int(count), view.m, view.n), DType.float32, f"{reduction.name}_parts", reduction.origin)
@@ -51,6 +46,11 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     part, row, column = step.reduction.axes
     step.template = replace(divided, tile=tiles.tile, mapping=BatchMapping([part], [row], column, 1))
     return [step, _sum(task, reduction, parts, count * terms)]
+
+
+def _products(tile: MatrixTile | SimtTile | None) -> int:
+    """Into how many products a sum is divided."""
+    return tile.apart if isinstance(tile, MatrixTile) else tile.parts if isinstance(tile, SimtTile) else 1
 
 
 def _joined(tiles: Tiles, task: Task, ctx: Context) -> Tiles:

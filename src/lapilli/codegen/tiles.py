@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -16,7 +16,8 @@ OPERANDS_STAY = 0
 @dataclass(frozen=True)
 class MatrixTile:
     """Work-group tile bm x bn, chunks of bk, subgroup tile wm x wn, sk subgroups that share a chunk along k, ep bands of
-    accumulators staged at once; parts: work groups that share the sum of a tile.
+    accumulators staged at once; parts: work groups that share the sum of a tile; apart: products into which the sum is divided
+    before.
     """
 
     bm: int
@@ -28,10 +29,13 @@ class MatrixTile:
     ep: int
     swizzle: bool = False
     parts: int = 1
+    apart: int = 1
 
     def __str__(self) -> str:
         split = f" of {self.wm}x{self.wn}" + (f" by {self.sk}" if self.sk > 1 else "")
-        parts = f", sum in {self.parts} parts" if self.parts > 1 else ""
+        parts = (
+            f", sum in {self.parts} parts" if self.parts > 1 else f", {self.apart} products" if self.apart > 1 else ""
+        )
         return f"{self.bm}x{self.bn}x{self.bk}{split}{', in bands' if self.swizzle else ''}{parts}"
 
     @property
@@ -160,8 +164,8 @@ def matrix_tiles(
     batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False),
     divisible: bool = False, fragments: bool = False, beside: int = 0,
 ) -> list[MatrixTile]:  # fmt: skip
-    """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`. divisible: whether work groups may
-    share the sum of a tile; fragments: whether the right operand lies so; beside: bytes that the epilogue reads for each result.
+    """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`. divisible: whether the sum may be
+    divided; fragments: whether the right operand lies so; beside: bytes that the epilogue reads for each result.
     """
 
     def fits(t: MatrixTile) -> bool:
@@ -177,23 +181,31 @@ def matrix_tiles(
 
         return [r.tile for r in sorted((r for r in rates if fits(r.tile)), key=expected)]
 
+    rates: Sequence[_Rate] = ()
     if not convolution and _is_large(batch, m, n, k):
-        large = rated(_RATES_BY_FRAGMENTS if fragments else _RATES_OF_LARGE)
+        rates = _RATES_BY_FRAGMENTS if fragments else _RATES_OF_LARGE
     elif batch * m * n * k >= _MUCH and 2 * _tiles(batch, m, n, 128, 128) >= target.compute_units:
-        large = rated(_RATES_OF_MANY)
-    else:
-        large = [
-            t
-            for t in _LARGE
-            if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
-        ]
+        rates = _RATES_OF_MANY
+    large = rated(rates) or [
+        t
+        for t in _LARGE
+        if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
+    ]
     menu = _MENU if convolution else (*_MENU, _WIDE)
     best = sorted((t for t in menu if fits(t) and t not in large), key=time)
     others = sorted((t for t in (*_LARGE, *_OTHERS) if fits(t) and t not in large), key=time)
     if divisible and best and not large:
-        divided = sorted(filter(fits, _divided_tiles(m, n, k)), key=time)
+        divided = sorted(filter(fits, _divided_tiles(m, n, k)), key=time) if target.between_groups else []
         worth = [t for t in divided[:1] if time(t) < _WORTH_PARTS * time(best[0])]
         best, others = [*worth, *best], [*others, *(t for t in divided if t not in worth)]
+    first = [*large, *best]
+    if divisible and first and not fragments:
+        whole = next(
+            (r.time(batch, m, n, k, target.compute_units, turned[1]) for r in rates if r.tile == first[0]), None
+        )
+        apart = _apart(m, n, k, target, turned[1], fits)
+        if apart is not None and apart[1] < _WORTH_SECOND * (time(first[0]) if whole is None else whole):
+            return [apart[0], *first, *others]
     return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
 
 
@@ -232,6 +244,30 @@ def _divided_tiles(m: int, n: int, k: int) -> list[MatrixTile]:
     """In parts of at least two chunks that take no more memory than the operands."""
     counts = range(2, min(_MOST_PARTS, -(-k // _DIVIDED.bk) // 2) + 1)
     return [replace(_DIVIDED, parts=p) for p in counts if 2 * p * m * n <= (m + n) * k]
+
+
+_SUM_KERNEL, _READ = 3.5, 0.6e-6
+"""Microseconds that a second kernel takes that adds parts, and for each byte of them."""
+_WORTH_SECOND = 0.9
+"""With what part of the time a second kernel is worth it."""
+
+
+def _apart(
+    m: int, n: int, k: int, target: Target, lying: bool, fits: Callable[[MatrixTile], bool]
+) -> tuple[MatrixTile, float] | None:
+    """The best tile for products of parts of the sum, and the time of them and of adding them."""
+    units = target.compute_units
+    found = []
+    for parts in _possible_parts(m, n, k) if k >= _LEAST_SUM else ():
+        terms = part_terms(k, parts)
+        if m * n * k >= _MUCH:
+            times = [(r.time(parts, m, n, terms, units, lying), r.tile) for r in _RATES_OF_LARGE if fits(r.tile)]
+        else:
+            times = [(matrix_time(t, parts, m, n, terms, units, False), t) for t in _MENU if fits(t)]
+        time, best = min(times, default=(math.inf, _DIVIDED), key=lambda made: made[0])
+        read = _READ * 4 * m * n * (parts + 1 + _LEFT_OVER * (k - parts * terms)) * _UNITS / units
+        found.append((replace(best, apart=parts), time + _SUM_KERNEL + read))
+    return min(found, default=None, key=lambda made: made[1])
 
 
 _DECODING_FEW = (MatrixTile(32, 128, 64, 32, 32, 1, 1), 4), (MatrixTile(32, 64, 64, 32, 32, 2, 1), 1)

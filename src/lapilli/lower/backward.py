@@ -245,12 +245,32 @@ def _correlation(
     kernel: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
     """out[o, c, k] = sum over n and t of narrow[n, o, t] * wide[n, c, t*stride + k*dilation - padding], group by group."""
+    times, outs = narrow.shape[2:], narrow.shape[1] // groups
+    if not all(isinstance(i, int) for i in (*wide.shape, *narrow.shape)) or outs % 4:
+        return _by_groups(wide, narrow, stride, padding, dilation, groups, kernel, 1)
+    if groups > 1:  # whose pixels are read together, or one by one
+        wide, narrow = _filled(wide), _filled(narrow)
+    n, positions, lines = wide.shape[0], math.prod(times), wide.shape[1] // groups * math.prod(kernel)
+    most = _most_terms(wide, narrow, lines * narrow.shape[1])
+    parts = _parts(n, positions, most)
+    d = max(range(2, narrow.dim()), key=lambda d: narrow.shape[d])
+    reach = (kernel[d - 2] - 1) * dilation[d - 2] + 1
+    height = _height(wide, narrow, d, most, reach / stride[d - 2] - 1)
+    few = groups * parts * -(-lines // 64) * -(-outs // 64) < _ENOUGH
+    rows = max(narrow.shape[d], 1)
+    more = _parts(_whole(n * (rows // height)), positions // rows * height, most)
+    if positions > 2 * LONG or (few and more >= 2 * parts):
+        return _in_bands(wide, narrow, stride, padding, dilation, groups, kernel, d, height, most)
+    return _by_groups(wide, narrow, stride, padding, dilation, groups, kernel, parts)
+
+
+def _by_groups(
+    wide: torch.Tensor, narrow: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    kernel: Sequence[int], parts: int,
+) -> torch.Tensor:  # fmt: skip
+    """The same by one convolution, whose groups are parts of the batch, and the sum of the parts."""
     space, times = wide.shape[2:], narrow.shape[2:]
     channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
-    divisible = all(isinstance(i, int) for i in narrow.shape) and outs % 4 == 0
-    if divisible and math.prod(times) > 2 * LONG:
-        return _in_bands(wide, narrow, stride, padding, dilation, groups, kernel)
-    parts = _parts(narrow.shape[0], math.prod(times)) if divisible else 1
     n = wide.shape[0] // parts
     x = wide.reshape(parts, n, groups, channels, *space).movedim((3, 2, 0), (0, 1, 2))
     w = narrow.reshape(parts, n, groups, outs, *times).movedim((2, 0, 3), (0, 1, 2))
@@ -267,17 +287,12 @@ def _correlation(
 
 def _in_bands(
     wide: torch.Tensor, narrow: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    kernel: Sequence[int],
+    kernel: Sequence[int], d: int, height: int, most: int,
 ) -> torch.Tensor:  # fmt: skip
-    """The same for images of so many positions that a batch cannot be divided enough: each image is several ones, cut along its
-    longest side, which share what their windows have in common.
+    """The same for a batch that cannot be divided enough: each image is several ones, cut along d into so many rows of its own, and
+    what their windows have in common. most: terms of a part.
     """
-    d = max(range(2, narrow.dim()), key=lambda d: narrow.shape[d])
-    rows, width = narrow.shape[d], math.prod(narrow.shape[2:]) // narrow.shape[d]
-    step, reach = stride[d - 2], (kernel[d - 2] - 1) * dilation[d - 2] + 1
-    height = max(LONG // width, 1)
-    exact = max(h for h in range(1, height + 1) if rows % h == 0)
-    height = exact if 2 * exact >= height else height
+    rows, step, reach = narrow.shape[d], stride[d - 2], (kernel[d - 2] - 1) * dilation[d - 2] + 1
     if padding[d - 2]:
         wide = aten.constant_pad_nd(wide, [*[0] * (2 * (wide.dim() - 1 - d)), *[padding[d - 2]] * 2])
     padding = [0 if k == d - 2 else given for k, given in enumerate(padding)]
@@ -287,20 +302,66 @@ def _in_bands(
         windows = read.unfold(d, (height - 1) * step + reach, height * step).movedim((d, -1), (1, d + 1))
         x = windows.flatten(0, 1)
         cut = narrow.narrow(d, first, count * height).reshape(*narrow.shape[:d], count, height, *narrow.shape[d + 1 :])
-        g = cut.movedim(d, 1).flatten(0, 1)
-        return _correlation(x, g, stride, padding, dilation, groups, kernel)
+        x, g = _filled(x), _filled(cut.movedim(d, 1).flatten(0, 1))
+        parts = _parts(g.shape[0], math.prod(g.shape[2:]), most)
+        return _by_groups(x, g, stride, padding, dilation, groups, kernel, parts)
 
     found = bands(0, height, rows // height)
     rest = rows % height
     return found + bands(rows - rest, rest, 1) if rest else found
 
 
-def _parts(n: int, positions: int) -> int:
-    """The number of parts into which a batch of n images is divided, whose gradients are then added. Each is small enough for one
-    kernel to sum without losing precision.
+_ENOUGH = 256
+"""Tiles of 64 x 64 that a large device works on at once."""
+_AT_ONCE = 4
+"""Images of a part whose pixels are read together."""
+_COPY, _REST = 0.15, 0.05
+"""What copying both operands takes, as a part of the whole, and what a second gradient for the rows that are left over."""
+_LEAST_TERMS, _MOST_PARTS, _BESIDE = 1024, 256, 8
+"""Terms of a part that are worth a work group; how many parts are made by choice; by how much more memory the operands take."""
+
+
+def _most_terms(wide: torch.Tensor, narrow: torch.Tensor, results: int) -> int:
+    """The terms of a part of each sum, so that there are many parts where there are few results."""
+    terms = narrow.shape[0] * math.prod(narrow.shape[2:])
+    parts = (wide.numel() + narrow.numel()) // (_BESIDE * max(results, 1))
+    return min(max(terms // max(min(parts, _MOST_PARTS), 1), _LEAST_TERMS), LONG)
+
+
+def _height(wide: torch.Tensor, narrow: torch.Tensor, d: int, most: int, shared: float) -> int:
+    """The rows of a band, so that some bands make a part of so many terms, and little is computed or copied for nothing. shared:
+    the rows that a band has in common with the next.
+    """
+    n, rows = narrow.shape[0], max(narrow.shape[d], 1)
+    width = max(math.prod(narrow.shape[2:]) // rows, 1)
+    copied = max(shared, 0) * wide.numel() / max(wide.numel() + narrow.numel(), 1)
+
+    def cost(height: int) -> float:
+        count, rest = divmod(rows, height)
+        computed = (_whole(n * count) * height + _whole(n) * rest) / (n * rows)
+        return computed + _COPY * copied / height + (_REST if rest else 0)
+
+    least = max(math.ceil(4 * copied), 1)
+    return min(range(1, min(max(most // (_AT_ONCE * width), least), rows) + 1), key=lambda h: (cost(h), -h))
+
+
+def _filled(x: torch.Tensor) -> torch.Tensor:
+    """With images of zeros, to a whole number of images that are read together."""
+    missing = _whole(x.shape[0]) - x.shape[0]
+    return aten.constant_pad_nd(x, [*[0] * (2 * x.dim() - 1), missing]) if missing else x
+
+
+def _whole(images: int) -> int:
+    """So many that pixels can be read together."""
+    return -(-images // _AT_ONCE) * _AT_ONCE
+
+
+def _parts(n: int, positions: int, terms: int) -> int:
+    """The number of parts into which a batch of n images is divided, whose gradients are then added: of so many terms, and each
+    small enough for one kernel to sum without losing precision.
     """
     divisors = [p for p in range(1, n + 1) if n % p == 0]
-    possible, most = [p for p in divisors if p == 1 or n // p % 4 == 0], LONG
+    possible, most = [p for p in divisors if p == 1 or n // p % _AT_ONCE == 0], terms
     if n // possible[-1] * positions > 2 * LONG:
         # Few channels are better than a sum in two steps, which no tile kernel computes.
         possible, most = divisors, 2 * LONG
