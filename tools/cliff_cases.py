@@ -1,14 +1,17 @@
 """Neighbouring calls, of which none may be much slower than another: products, convolutions, attention, reductions and norms, with
-the layouts, sizes and open dimensions that models have. `cliffs.py` times them; tests check their results and their kernels."""
+the layouts, sizes and open dimensions that models have; and gradients of products and convolutions. `cliffs.py` times them; tests
+check their results and their kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 Maker = Callable[[torch.Generator], list[torch.Tensor]]
 Shape = tuple[int, ...]
@@ -71,6 +74,45 @@ def cases(size: int) -> list[Case]:
     return made
 
 
+def gradients(size: int) -> list[Case]:
+    """Of all arguments of products and convolutions, and of convolutions of other numbers of images."""
+    made = []
+    for case in [*products(size), *convolutions(size)]:
+        made.append(gradient(case))
+        if case.family.startswith("convolution"):
+            for images in {1, 3} - {case.shapes[0][0]}:
+                if "x[1:]" not in case.name:
+                    shapes = ((images, *case.shapes[0][1:]), *case.shapes[1:])
+                    flops = case.flops * images // case.shapes[0][0]
+                    made.append(
+                        gradient(replace(case, name=f"{case.name}, {images} images", shapes=shapes, flops=flops))
+                    )
+    return made
+
+
+def gradient(case: Case) -> Case:
+    """The gradients of all arguments of a case, as a case: its last argument is the result's gradient."""
+
+    def f(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *arguments, grad = (t.detach().requires_grad_() for t in given)
+        return torch.autograd.grad(_first(case.f(*arguments)), arguments, grad)
+
+    arguments = case.arguments(torch.float32)
+    grad = torch.ones_like(_first(case.f(*arguments)))
+    graph = make_fx(f)(*arguments, grad)
+    graph.graph.eliminate_dead_code()
+    call = partial(torch.fx.GraphModule.__call__, graph)
+    shapes = (*case.shapes, tuple(grad.shape))
+    return replace(
+        case, family=f"gradient: {case.family}", f=call, shapes=shapes, flops=2 * case.flops, weights=0, open=()
+    )
+
+
+def _first(found: Any) -> torch.Tensor:
+    result: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return result
+
+
 def products(s: int) -> Iterator[Case]:
     m, k, n, b = 64 * s, 96, 64 * s, 6
     linear: Any = F.linear
@@ -121,6 +163,8 @@ def products(s: int) -> Iterator[Case]:
         )  # fmt: skip
     yield Case("product of few rows", "1", linear, ((1, 4 * k), (8 * n, 4 * k)), 64 * k * n, weights=1)
     yield Case("product of few rows", "4", linear, ((4, 4 * k), (8 * n, 4 * k)), 256 * k * n, weights=1)
+    yield Case("product of few rows", "1, a @ b", torch.matmul, ((1, 4 * k), (4 * k, 8 * n)), 64 * k * n)
+    yield Case("product of few rows", "3, a @ b.mT", lambda a, b: a @ b.mT, ((3, 4 * k), (8 * n, 4 * k)), 192 * k * n)
     yield Case(
         "product of few rows",
         "x[:, -1]",

@@ -1,6 +1,6 @@
 """Finds cliffs: calls that are much slower than their neighbours (`cliff_cases.py`), on one device.
 
-    python tools/cliffs.py [--size 4] [--dtype float32] [--target gpu-fp32] [--only attention] [--table FILE]
+    python tools/cliffs.py [--size 4] [--dtype float32] [--target gpu-fp32] [--gradients] [--only attention] [--table FILE]
 
 Of every case: the time on the device, and which part of the device's speed that is. A case should take no longer than its bytes or
 its operations do, whichever takes longer, at the speed that large copies and large products reach on this device in this run, plus
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cliff_cases import Case, cases
+from cliff_cases import Case, cases, gradients
 from torch.utils._pytree import tree_leaves
 
 import lapilli
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=4, help="4 suits a software driver, 16 a large GPU")
     parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
     parser.add_argument("--target", help="a plan to compile alone, which is quicker than all")
+    parser.add_argument("--gradients", action="store_true", help="those of products and convolutions, instead")
     parser.add_argument("--only", default="", help="part of the name of a family or case")
     parser.add_argument("--table", type=Path, help="Markdown file to write")
     given = parser.parse_args()
@@ -50,7 +51,7 @@ def main() -> int:
         flush=True,
     )
     rows: list[Row] = []
-    wanted = [c for c in cases(given.size) if given.only in f"{c.family}: {c.name}"]
+    wanted = [c for c in (gradients if given.gradients else cases)(given.size) if given.only in f"{c.family}: {c.name}"]
     for n, case in enumerate(wanted):
         rows.append(timed(case, dtype, speed, given.target))
         progress(f"{n + 1} of {len(wanted)}: {case.family}, {case.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import as_gpu
@@ -232,3 +233,23 @@ def test_filters_that_are_infinite(monkeypatch: pytest.MonkeyPatch, tmp_path: ob
     with lapilli.compile(f, (x, w), target="gpu-fp32") as program:
         for filters in (w, w.nan_to_num(posinf=2.0, neginf=-2.0)):
             torch.testing.assert_close(program(x, filters), f(x, filters), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [(11, 11), (12, 11), (31, 31), (1, 129), (40, 40)], ids=str)
+def test_large_depthwise_kernels(kernel: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Taps are written out only where they are few: a weight's gradient has an image of them, which took minutes to compile."""
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    r = torch.Generator().manual_seed(6)
+    x, w = torch.randn(2, 8, 21, 40, generator=r), torch.randn(8, 1, *kernel, generator=r)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, w, padding=(kernel[0] // 2, kernel[1] // 2), groups=8)
+
+    with lapilli.compile(Function(f), (x, w), target="gpu-fp32") as program:
+        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+        program.save(tmp_path / "model.lap")
+        size = (tmp_path / "model.lap").stat().st_size
+        assert size < 150_000, "nothing but code"
+        assert ("depthwise" in {d.kernel for d in plan.run}) == (kernel != (40, 40))
+        assert relative_error(program(x, w), f(x.double(), w.double())) < FLOAT_BOUND

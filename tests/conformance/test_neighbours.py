@@ -1,5 +1,6 @@
 """Products, convolutions, attention, reductions and norms with the layouts and sizes that models have (tools/cliff_cases.py): each
-has the right result by the kernels of every class of devices, and none is left to the generic kernel but those that it suits."""
+has the right result by the kernels of every class of devices, and none is left to the generic kernel but those that it suits. So
+have the gradients of products and convolutions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import as_gpu
 import pytest
 import torch
 from agreement import Function
-from cliff_cases import Case, cases
+from cliff_cases import Case, cases, gradients
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -69,18 +70,37 @@ SUITS = {  # a tile of the other kernels would be mostly empty
 }
 
 
+def is_generic(case: Case, target: Target) -> bool:
+    """Whether a contraction of a case has the generic kernel."""
+    arguments = case.arguments(torch.float16 if target.half else torch.float32)
+    inputs = tuple(arguments[: len(arguments) - case.weights])
+    module = prepare(capture(case.model(arguments), inputs, case.dynamic_shapes()))
+    schedule = schedule_of(lower(module, "fp16" if target.half else "fp32", target.half), target)
+    reductions = [(t, t.reduction) for t in schedule.order.run if t.reduction is not None]
+    return any(t.template is None and r.contraction is not None for t, r in reductions)
+
+
 @pytest.mark.parametrize("target", [GPU_MATRIX, GPU, CPU], ids=lambda t: t.name)
 def test_only_what_it_suits_has_the_generic_kernel(target: Target) -> None:
-    generic = set()
-    for name, case in ((f"{c.family}: {c.name}", c) for c in cases(4)):
-        arguments = case.arguments(torch.float16 if target.half else torch.float32)
-        inputs = tuple(arguments[: len(arguments) - case.weights])
-        module = prepare(capture(case.model(arguments), inputs, case.dynamic_shapes()))
-        schedule = schedule_of(lower(module, "fp16" if target.half else "fp32", target.half), target)
-        for task in schedule.order.run:
-            if task.template is None and task.reduction is not None and task.reduction.contraction is not None:
-                generic.add(name)
-    assert generic == SUITS[target]
+    assert {f"{c.family}: {c.name}" for c in cases(4) if is_generic(c, target)} == SUITS[target]
+
+
+GRADIENTS = {f"{c.family}: {c.name}": c for c in gradients(1)}
+
+
+@pytest.mark.part(20)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_on_this_device(name: str) -> None:
+    check(GRADIENTS[name], torch.float32, None)
+
+
+@pytest.mark.part(8)
+@pytest.mark.parametrize("target", [GPU_MATRIX, GPU, CPU], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_only_gradients_of_small_groups_have_the_generic_kernel(name: str, target: Target) -> None:
+    """Those of depthwise kernels are sums over images, which many invocations share on GPUs."""
+    if "depthwise" not in name and "groups of 3" not in name:
+        assert not is_generic(GRADIENTS[name], target)
 
 
 MANY = 65_537  # more than the work groups of a dimension

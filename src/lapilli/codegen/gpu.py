@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -483,8 +484,14 @@ class _Depthwise(KernelTemplate):
         return written
 
 
+_MOST_TAPS = 1024
+"""Of a depthwise kernel: those of a weight's gradient are a whole image, which many invocations should share."""
+
+
 def depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:
     if not v.is_depthwise or v.out_channels != v.channels or v.channels % 4 != 0:
+        return None
+    if math.prod(v.kernel) > _MOST_TAPS:
         return None
     x = channels_last(v, ctx, 4)
     dense = x.strides[3] == v.channels and (v.h == 1 or x.strides[2] == v.channels * v.w)

@@ -317,14 +317,16 @@ _AT_ONCE = 4
 """Images of a part whose pixels are read together."""
 _COPY, _REST = 0.15, 0.05
 """What copying both operands takes, as a part of the whole, and what a second gradient for the rows that are left over."""
-_LEAST_TERMS, _MOST_PARTS, _BESIDE = 1024, 256, 8
-"""Terms of a part that are worth a work group; how many parts are made by choice; by how much more memory the operands take."""
+_LEAST_TERMS, _MOST_PARTS = 1024, 256
+"""Terms of a part that are worth a work group, and how many parts are made by choice."""
+_BESIDE, _LITTLE = 8, 1 << 20
+"""By how much more memory the operands take than the results of all parts, if these are more than so many."""
 
 
 def _most_terms(wide: torch.Tensor, narrow: torch.Tensor, results: int) -> int:
     """The terms of a part of each sum, so that there are many parts where there are few results."""
     terms = narrow.shape[0] * math.prod(narrow.shape[2:])
-    parts = (wide.numel() + narrow.numel()) // (_BESIDE * max(results, 1))
+    parts = max((wide.numel() + narrow.numel()) // _BESIDE, _LITTLE) // max(results, 1)
     return min(max(terms // max(min(parts, _MOST_PARTS), 1), _LEAST_TERMS), LONG)
 
 
