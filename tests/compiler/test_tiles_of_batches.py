@@ -72,6 +72,8 @@ def test_the_tile_is_the_fastest_or_nearly_so(layer: tuple[int, int, int, int, b
 
 @pytest.mark.parametrize("columns", [64, 256])
 def test_long_sums_of_few_tiles_keep_small_ones(columns: int) -> None:
-    """As gradients of weights are: large tiles would leave most of the GPU idle."""
-    tile = matrix_tiles(1, 64, columns, 200704, H100, False, divisible=True)[0]
-    assert str(tile) == "16x16x512 of 16x16 by 8"
+    """As gradients of weights are: large tiles would leave most of the GPU idle, unless the sum is divided for all of it."""
+    assert str(matrix_tiles(1, 64, columns, 200704, H100, False)[0]) == "16x16x512 of 16x16 by 8"
+    divided = matrix_tiles(1, 64, columns, 200704, H100, False, divisible=True)[0]
+    groups = divided.apart * -(-64 // divided.bm) * -(-columns // divided.bn)
+    assert groups >= H100.compute_units / 2 and 200704 / divided.apart <= 8192

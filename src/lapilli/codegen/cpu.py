@@ -25,7 +25,7 @@ from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Op
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
-from lapilli.ir.node import Constant, Input, Map, Node, State
+from lapilli.ir.node import Constant, Input, Map, Node, State, in_state
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
@@ -277,7 +277,7 @@ def _matmul(v: MatmulView, task: Task, ctx: Context) -> CpuMatmul | None:
 
 
 _FEW = 8
-"""Rows up to which a matrix that is no constant is read where it lies; for more it is packed in every run."""
+"""Rows up to which an argument or a state is read where it lies; for more it is packed in every run."""
 
 
 @dataclass(frozen=True)
@@ -317,11 +317,9 @@ class CpuLying(KernelTemplate):
 
 
 def lying(v: MatmulView, task: Task, ctx: Context) -> CpuLying | None:
-    """A few rows against what is no constant, as an argument or a part of a state: to pack it in every run takes longer than to
-    read it.
-    """
+    """A few rows against an argument or a part of a state: to pack it in every run takes longer than to read it."""
     m, w = v.m.value, v.rhs
-    if m is None or not 0 < m <= _FEW or isinstance(w.node, Constant):
+    if m is None or not 0 < m <= _FEW or not (isinstance(w.node, Input) or in_state(w.node)):
         return None
     if not ctx.is_whole(w.node) or not w.node.dtype.is_float:
         return None

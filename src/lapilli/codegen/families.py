@@ -66,7 +66,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("dot products", _dot, gpu_dot.product),
         Family("a few rows", _gpu, gpu_matvec.few_rows),
         Family("tiles", _gpu, gpu.product),
-        Family("a few rows against what changes", _any, cpu.lying),
+        Family("a few rows against an argument or a state", _any, cpu.lying),
         Family("register tiles", _any, cpu.product),
     ),
     Convolution: (
