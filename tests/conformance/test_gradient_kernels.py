@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lapilli.ir.integer import Atom
 from lapilli.ir.node import Reduce
 from lapilli.legalize.passes import prepare
 from lapilli.lower.graph import lower
+from lapilli.lower.registry import LONG
 
 BACKWARD = torch.ops.aten.convolution_backward
 
@@ -183,6 +185,7 @@ WEIGHTS = [  # batch, channels, filters, image, kernel, stride, padding, dilatio
     (3, 8, 24, (9, 7), (3, 3), 2, 1, 1, 2),
     (4, 3, 16, (61, 48), (3, 3), 1, 1, 1, 1),  # images in bands, so that there are more parts
     (5, 4, 16, (64, 40), (5, 3), 2, 2, 1, 1),  # of which some are zeros
+    (1, 32, 32, (40, 40), (3, 3), 1, 1, 1, 2),
 ]
 
 
@@ -242,6 +245,7 @@ def test_large_depthwise_kernels(kernel: tuple[int, int], monkeypatch: pytest.Mo
     as_gpu.on_any_device(monkeypatch.setattr)
     r = torch.Generator().manual_seed(6)
     x, w = torch.randn(2, 8, 21, 40, generator=r), torch.randn(8, 1, *kernel, generator=r)
+    x[1, 5, 20, 39] = torch.inf
 
     def f(x: Tensor, w: Tensor) -> Tensor:
         return nn.functional.conv2d(x, w, padding=(kernel[0] // 2, kernel[1] // 2), groups=8)
@@ -252,4 +256,66 @@ def test_large_depthwise_kernels(kernel: tuple[int, int], monkeypatch: pytest.Mo
         size = (tmp_path / "model.lap").stat().st_size
         assert size < 150_000, "nothing but code"
         assert ("depthwise" in {d.kernel for d in plan.run}) == (kernel != (40, 40))
-        assert relative_error(program(x, w), f(x.double(), w.double())) < FLOAT_BOUND
+        found, wanted = program(x, w), f(x.double(), w.double())
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+    assert relative_error(found.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0)) < FLOAT_BOUND
+
+
+SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "an image": ((4, 8, 256, 256), (8, 8, 3, 3), 1),
+    "a large kernel": ((1, 8, 1700, 1700), (8, 8, 15, 15), 1),
+    "a volume": ((1, 8, 128, 128, 128), (8, 8, 3, 3, 3), 1),
+    "rows of more than a sum": ((1, 4, 3, 300, 300), (4, 4, 1, 3, 3), 1),
+    "one image in groups": ((1, 128, 56, 56), (128, 4, 3, 3), 32),
+    "one small image in groups": ((1, 16, 6, 6), (16, 8, 3, 3), 2),
+    "three images": ((3, 64, 57, 57), (64, 64, 3, 3), 1),
+    "few channels": ((32, 3, 224, 224), (64, 3, 7, 7), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_parts_of_a_gradient_take(name: str) -> None:
+    """A part is no longer than one kernel sums, nothing much is computed for nothing, and memory is in proportion."""
+    shape, weight, groups = SIZES[name]
+    n = len(shape) - 2
+    how = [1] * n, [k // 2 for k in weight[2:]], [1] * n, False, [0] * n, groups
+
+    def gradient(g: Tensor, x: Tensor) -> Tensor:
+        found: Tensor = BACKWARD(g, x, torch.empty(weight), None, *how, [False, True, False])[1]
+        return found
+
+    x = torch.empty(shape, device="meta")
+    g = torch.empty(shape[0], weight[0], *shape[2:], device="meta")
+    graph = lower(
+        prepare(capture(Function(gradient), (torch.empty_like(g, device="cpu"), torch.empty_like(x, device="cpu"))))
+    )
+    sums = [node for node in graph.nodes() if isinstance(node, Reduce) and node.contraction is not None]
+    count = sum(math.prod(int(str(a.extent)) for a in (*node.axes, *node.raxes)) for node in sums)
+    assert sums and all(math.prod(int(str(a.extent)) for a in node.raxes) <= 2 * LONG for node in sums)
+    wanted = shape[0] * math.prod(shape[2:]) * math.prod(weight)
+    assert count <= (4.5 if "small" in name else 1.5) * wanted
+    most = max(math.prod(int(str(i)) for i in node.shape) for node in graph.nodes())
+    assert most <= max(1.5**2 * max(x.numel(), g.numel()), 1 << 21), "each of two cuts adds half of an image at most"
+
+
+@pytest.mark.parametrize("target", ["gpu-fp32", "cpu-fp32"])
+@pytest.mark.parametrize("shape, groups", [((5, 4, 64, 40), 1), ((1, 8, 9, 7), 2), ((3, 4, 131, 127), 1)], ids=str)
+def test_infinities_in_bands_and_beside_zeros(
+    shape: tuple[int, ...], groups: int, target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """What images are filled with meets nothing but zeros."""
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    r = torch.Generator().manual_seed(7)
+    x, g = torch.randn(shape, generator=r), torch.randn(shape[0], 16, *shape[2:], generator=r)
+    x[-1, 1, -1, -1], x[0, 0, 3, 4], g[-1, 5, -1, 0], g[0, 12, 2, 2] = torch.inf, torch.nan, -torch.inf, torch.inf
+
+    def gradient(g: Tensor, x: Tensor) -> Tensor:
+        w = torch.zeros(16, shape[1] // groups, 3, 3, dtype=x.dtype)
+        how = [1, 1], [1, 1], [1, 1], False, [0, 0], groups, [False, True, False]
+        found: Tensor = BACKWARD(g, x, w, None, *how)[1]
+        return found
+
+    with lapilli.compile(Function(gradient), (g, x), target=target) as program:
+        found = program(g, x)
+    torch.testing.assert_close(found, gradient(g.double(), x.double()).float(), rtol=1e-4, atol=1e-3, equal_nan=True)

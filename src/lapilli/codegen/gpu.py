@@ -485,7 +485,7 @@ class _Depthwise(KernelTemplate):
 
 
 _MOST_TAPS = 1024
-"""Of a depthwise kernel: those of a weight's gradient are a whole image, which many invocations should share."""
+"""Of a depthwise kernel: so many are those of a weight's gradient, a whole image, whose sum many invocations should share."""
 
 
 def depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:

@@ -49,7 +49,7 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
 
 
 def _products(tile: MatrixTile | SimtTile | None) -> int:
-    """Into how many products a sum is divided."""
+    """Into how many products, tasks of their own, a sum is divided."""
     return tile.apart if isinstance(tile, MatrixTile) else tile.parts if isinstance(tile, SimtTile) else 1
 
 

@@ -16,8 +16,8 @@ OPERANDS_STAY = 0
 @dataclass(frozen=True)
 class MatrixTile:
     """Work-group tile bm x bn, chunks of bk, subgroup tile wm x wn, sk subgroups that share a chunk along k, ep bands of
-    accumulators staged at once; parts: work groups that share the sum of a tile; apart: products into which the sum is divided
-    before.
+    accumulators staged at once; parts: work groups that share the sum of a tile; apart: products into which the sum is divided,
+    which a second kernel adds.
     """
 
     bm: int
@@ -198,15 +198,13 @@ def matrix_tiles(
         divided = sorted(filter(fits, _divided_tiles(m, n, k)), key=time) if target.between_groups else []
         worth = [t for t in divided[:1] if time(t) < _WORTH_PARTS * time(best[0])]
         best, others = [*worth, *best], [*others, *(t for t in divided if t not in worth)]
-    first = [*large, *best]
-    if divisible and first and not fragments:
-        whole = next(
-            (r.time(batch, m, n, k, target.compute_units, turned[1]) for r in rates if r.tile == first[0]), None
-        )
+    found = [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
+    if divisible and found and not fragments:
+        times = (r.time(batch, m, n, k, target.compute_units, turned[1]) for r in rates if r.tile == found[0])
         apart = _apart(m, n, k, target, turned[1], fits)
-        if apart is not None and apart[1] < _WORTH_SECOND * (time(first[0]) if whole is None else whole):
-            return [apart[0], *first, *others]
-    return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
+        if apart is not None and apart[1] < _WORTH_SECOND * next(times, time(found[0])):
+            return [apart[0], *found]
+    return found
 
 
 def _is_possible(t: MatrixTile, target: Target, turned: tuple[bool, bool], fragments: bool) -> bool:
@@ -255,10 +253,12 @@ _WORTH_SECOND = 0.9
 def _apart(
     m: int, n: int, k: int, target: Target, lying: bool, fits: Callable[[MatrixTile], bool]
 ) -> tuple[MatrixTile, float] | None:
-    """The best tile for products of parts of the sum, and the time of them and of adding them."""
+    """The best tile for products of parts of the sum, and the time of them and of adding them. The parts take no more memory than
+    the operands, which have half as many bytes a number.
+    """
     units = target.compute_units
     found = []
-    for parts in _possible_parts(m, n, k) if k >= _LEAST_SUM else ():
+    for parts in _possible_parts(2 * m, n, k) if k >= _LEAST_SUM else ():
         terms = part_terms(k, parts)
         if m * n * k >= _MUCH:
             times = [(r.time(parts, m, n, terms, units, lying), r.tile) for r in _RATES_OF_LARGE if fits(r.tile)]

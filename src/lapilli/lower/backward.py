@@ -248,8 +248,6 @@ def _correlation(
     times, outs = narrow.shape[2:], narrow.shape[1] // groups
     if not all(isinstance(i, int) for i in (*wide.shape, *narrow.shape)) or outs % 4:
         return _by_groups(wide, narrow, stride, padding, dilation, groups, kernel, 1)
-    if groups > 1:  # whose pixels are read together, or one by one
-        wide, narrow = _filled(wide), _filled(narrow)
     n, positions, lines = wide.shape[0], math.prod(times), wide.shape[1] // groups * math.prod(kernel)
     most = _most_terms(wide, narrow, lines * narrow.shape[1])
     parts = _parts(n, positions, most)
@@ -261,6 +259,9 @@ def _correlation(
     more = _parts(_whole(n * (rows // height)), positions // rows * height, most)
     if positions > 2 * LONG or (few and more >= 2 * parts):
         return _in_bands(wide, narrow, stride, padding, dilation, groups, kernel, d, height, most)
+    if groups > 1:  # kernels for groups read whole vectors of images
+        wide, narrow = _filled(wide), _filled(narrow)
+        parts = _parts(wide.shape[0], positions, most)
     return _by_groups(wide, narrow, stride, padding, dilation, groups, kernel, parts)
 
 
@@ -302,7 +303,10 @@ def _in_bands(
         windows = read.unfold(d, (height - 1) * step + reach, height * step).movedim((d, -1), (1, d + 1))
         x = windows.flatten(0, 1)
         cut = narrow.narrow(d, first, count * height).reshape(*narrow.shape[:d], count, height, *narrow.shape[d + 1 :])
-        x, g = _filled(x), _filled(cut.movedim(d, 1).flatten(0, 1))
+        g = cut.movedim(d, 1).flatten(0, 1)
+        if math.prod(g.shape[2:]) > 2 * LONG:  # another side is cut, too
+            return _correlation(x, g, stride, padding, dilation, groups, kernel)
+        x, g = _filled(x), _filled(g)
         parts = _parts(g.shape[0], math.prod(g.shape[2:]), most)
         return _by_groups(x, g, stride, padding, dilation, groups, kernel, parts)
 
@@ -324,7 +328,9 @@ _BESIDE, _LITTLE = 8, 1 << 20
 
 
 def _most_terms(wide: torch.Tensor, narrow: torch.Tensor, results: int) -> int:
-    """The terms of a part of each sum, so that there are many parts where there are few results."""
+    """The terms of a part of each sum, at most LONG: few where there are few results, for the results of all parts may take some
+    memory.
+    """
     terms = narrow.shape[0] * math.prod(narrow.shape[2:])
     parts = max((wide.numel() + narrow.numel()) // _BESIDE, _LITTLE) // max(results, 1)
     return min(max(terms // max(min(parts, _MOST_PARTS), 1), _LEAST_TERMS), LONG)
@@ -343,8 +349,10 @@ def _height(wide: torch.Tensor, narrow: torch.Tensor, d: int, most: int, shared:
         computed = (_whole(n * count) * height + _whole(n) * rest) / (n * rows)
         return computed + _COPY * copied / height + (_REST if rest else 0)
 
-    least = max(math.ceil(4 * copied), 1)
-    return min(range(1, min(max(most // (_AT_ONCE * width), least), rows) + 1), key=lambda h: (cost(h), -h))
+    limit = max(rows // 2, 1) if rows * width > 2 * LONG else rows
+    return min(
+        range(1, min(max(most // (_AT_ONCE * width), math.ceil(4 * copied), 1), limit) + 1), key=lambda h: (cost(h), -h)
+    )
 
 
 def _filled(x: torch.Tensor) -> torch.Tensor:
@@ -359,8 +367,8 @@ def _whole(images: int) -> int:
 
 
 def _parts(n: int, positions: int, terms: int) -> int:
-    """The number of parts into which a batch of n images is divided, whose gradients are then added: of so many terms, and each
-    small enough for one kernel to sum without losing precision.
+    """The number of parts into which a batch of n images is divided, whose gradients are then added: of so many terms, if images
+    are small enough. Of images of up to 2 * LONG positions, one kernel sums each part without losing precision.
     """
     divisors = [p for p in range(1, n + 1) if n % p == 0]
     possible, most = [p for p in divisors if p == 1 or n // p % _AT_ONCE == 0], terms
