@@ -94,7 +94,7 @@ def test_gradients_on_this_device(name: str) -> None:
     check(GRADIENTS[name], torch.float32, None)
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(24)
 @pytest.mark.parametrize("target", [GPU_MATRIX, GPU, CPU], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", [name for name in GRADIENTS if "depthwise" not in name and "groups of 3" not in name])
 def test_only_gradients_of_small_groups_have_the_generic_kernel(name: str, target: Target) -> None:
