@@ -101,7 +101,7 @@ def gradient(case: Case) -> Case:
     grad = torch.ones_like(_first(case.f(*arguments)))
     graph = make_fx(f)(*arguments, grad)
     graph.graph.eliminate_dead_code()
-    call = partial(torch.fx.GraphModule.__call__, graph)
+    call = partial(torch.fx.GraphModule.__call__, graph)  # a function: modules would be part of the model
     shapes = (*case.shapes, tuple(grad.shape))
     return replace(
         case, family=f"gradient: {case.family}", f=call, shapes=shapes, flops=2 * case.flops, weights=0, open=()

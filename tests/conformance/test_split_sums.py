@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import lapilli
 from lapilli.codegen import tiles
+from lapilli.runtime.description import Dispatch
 from lapilli.target import TARGETS
 
 
@@ -23,6 +24,11 @@ def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tiles, "_SECOND", 0)
     as_gpu.on_any_device(monkeypatch.setattr)
+
+
+def commands(program: lapilli.Program) -> tuple[Dispatch, ...]:
+    """What a run of the program does on this device."""
+    return next(p for p in program.description.methods[0].plans if p.name == program.plan).run
 
 
 def test_what_is_divided() -> None:
@@ -61,10 +67,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 def test_sums_in_parts(name: str) -> None:
     f, args = CASES[name]
     with lapilli.compile(Function(f), args, target="gpu-fp32") as program:
-        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
-        found = program(*args)
-    products = [d for d in plan.run if d.kernel == "matmul"]
-    assert products and all(int(str(d.groups[2])) > 1 for d in products), [(d.kernel, d.groups) for d in plan.run]
+        run, found = commands(program), program(*args)
+    products = [d for d in run if d.kernel == "matmul"]
+    assert products and all(int(str(d.groups[2])) > 1 for d in products), [(d.kernel, d.groups) for d in run]
     exact = f(*(x.double() for x in args))
     if exact.dtype is torch.bool:
         assert torch.equal(found, exact)
@@ -151,10 +156,10 @@ def test_work_groups_share_a_sum(name: str) -> None:
     f, args = ON_UNITS[name]
     halves = tuple((x / x.shape[-1] ** 0.25).half() for x in args)
     with lapilli.compile(Function(f), halves, target="gpu-fp16-matrix") as program:
-        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
-        products = [d for d in plan.run if d.kernel == "matmul_matrix"]
-        assert products and all(int(str(d.groups[2])) > 1 for d in products), [(d.kernel, d.groups) for d in plan.run]
-        assert "zero" in {d.label for d in plan.run}, "the counters"
+        run = commands(program)
+        products = [d for d in run if d.kernel == "matmul_matrix"]
+        assert products and all(int(str(d.groups[2])) > 1 for d in products), [(d.kernel, d.groups) for d in run]
+        assert "zero" in {d.label for d in run}, "the counters"
         found = [program(*halves) for _ in range(3)]
     exact = f(*(x.double() for x in halves))
     # What is stored, and what a second product reads, is rounded to halves.
@@ -179,9 +184,9 @@ def test_long_sums_on_matrix_units(name: str) -> None:
     f, args = APART[name]
     halves = tuple((x / x.shape[-1] ** 0.25).half() for x in args)
     with lapilli.compile(Function(f), halves, target="gpu-fp16-matrix") as program:
-        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
-        products = [d for d in plan.run if d.kernel == "matmul_matrix"]
-        assert products and all(int(str(d.groups[2])) > 4 for d in products), [(d.kernel, d.groups) for d in plan.run]
+        run = commands(program)
+        products = [d for d in run if d.kernel == "matmul_matrix"]
+        assert products and all(int(str(d.groups[2])) > 4 for d in products), [(d.kernel, d.groups) for d in run]
         found = program(*halves)
     exact = f(*(x.double() for x in halves))
     torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=2e-3 * float(exact.abs().max()))

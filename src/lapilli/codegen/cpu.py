@@ -495,8 +495,9 @@ def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
     if v.weight.id not in ctx.layouts and v.weight.id not in ctx.views:
         return None
     c = v.out_channels.value  # the number of groups, which must be known
-    repeats = c is not None and v.channels == v.groups and 1 < v.groups != c
-    return _repeated(v, c, ctx) if repeats and c is not None else v
+    if c is None or v.channels != v.groups or v.groups in (1, c):
+        return v
+    return _repeated(v, c, ctx)
 
 
 def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:

@@ -26,7 +26,7 @@ from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, rea
 from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Reduce
 from lapilli.runtime.description import GENERIC
-from lapilli.schedule.layout import Layout, estimate, in_memory, is_word, order_of_reads
+from lapilli.schedule.layout import Layout, estimate, in_memory, is_word, largest_read, order_of_reads
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
@@ -76,8 +76,8 @@ def _other_order(task: Task, layouts: Mapping[int, Layout], target: Target) -> l
     if not order or not stored or order[-1] is stored[-1] or estimate(order[-1].extent) < _NEIGHBOURS:
         return None
     assert task.reduction_body is not None
-    known = (ld for ld in loads(task.reduction_body) if ld.node.id in layouts)
-    main = max(known, key=lambda ld: estimate(product(ld.node.shape)))
+    main = largest_read(loads(task.reduction_body), layouts)
+    assert main is not None
     return order if layouts[main.node.id].offset(main.index).step(order[-1]) == 1 else None
 
 
@@ -178,7 +178,7 @@ class _Writer:
         mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
         # of an update, an axis may be seen in a computed place alone
         stored = list(self.task.axes) if self.task.partial else in_memory(self.task.store, self.layout)
-        axes = stored if self.order is None else self.order
+        axes = self.order or stored
         for k, a in enumerate(reversed(axes)):
             mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
@@ -261,11 +261,10 @@ class _Writer:
         """Whether most of the data read is contiguous along the reduction."""
         body = self.task.reduction_body
         assert body is not None
-        read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
-        if not read or all(a.extent == 1 for a in reduction.raxes):
+        main = largest_read(loads(body), self.kernel.layouts)
+        if main is None or all(a.extent == 1 for a in reduction.raxes):
             return False
         last = self._folded(reduction, body)[-1]
-        main = max(read, key=lambda ld: estimate(product(ld.node.shape)))
         return self.kernel.layouts[main.node.id].offset(main.index).step(last) == 1
 
     def _kind(self, body: Expr) -> str:

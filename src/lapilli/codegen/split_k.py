@@ -10,7 +10,7 @@ from dataclasses import replace
 from lapilli.codegen import gpu
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.template import Context, simple_task
-from lapilli.codegen.tiles import MatrixTile, SimtTile, part_terms
+from lapilli.codegen.tiles import MatrixTile, part_terms
 from lapilli.codegen.wrapper import BatchMapping
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -29,9 +29,9 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     if isinstance(tiles, Tiles) and isinstance(tiles.tile, MatrixTile) and tiles.tile.parts > 1:
         task.template = _joined(tiles, task, ctx)
         return [task]
-    count = _products(tiles.tile) if isinstance(tiles, Tiles) else 1
-    if reduction is None or not isinstance(tiles, Tiles) or count == 1:
+    if reduction is None or not isinstance(tiles, Tiles) or tiles.tile is None or tiles.tile.apart == 1:
         return None
+    count = tiles.tile.apart
     view = gpu.matmul_operands(task, ctx)
     if view is None or view.k.value is None:
         return None
@@ -46,11 +46,6 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     part, row, column = step.reduction.axes
     step.template = replace(divided, tile=tiles.tile, mapping=BatchMapping([part], [row], column, 1))
     return [step, _sum(task, reduction, parts, count * terms)]
-
-
-def _products(tile: MatrixTile | SimtTile | None) -> int:
-    """Into how many products, tasks of their own, a sum is divided."""
-    return tile.apart if isinstance(tile, MatrixTile) else tile.parts if isinstance(tile, SimtTile) else 1
 
 
 def _joined(tiles: Tiles, task: Task, ctx: Context) -> Tiles:

@@ -324,8 +324,8 @@ def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, c
 
 @dataclass(frozen=True)
 class SimtTile:
-    """Without matrix units: work-group tile bm x bn, chunks of bk, tile of an invocation tm x tn. parts: into which the sum is
-    divided, each a product of its own.
+    """Without matrix units: work-group tile bm x bn, chunks of bk, tile of an invocation tm x tn; apart: products into which
+    the sum is divided, which a second kernel adds.
     """
 
     bm: int
@@ -333,10 +333,10 @@ class SimtTile:
     bk: int
     tm: int
     tn: int
-    parts: int = 1
+    apart: int = 1
 
     def __str__(self) -> str:
-        parts = f", sum in {self.parts} parts" if self.parts > 1 else ""
+        parts = f", sum in {self.apart} parts" if self.apart > 1 else ""
         return f"{self.bm}x{self.bn}x{self.bk} of {self.tm}x{self.tn}{parts}"
 
     @property
@@ -397,7 +397,7 @@ def sum_parts(m: int, n: int, k: int, target: Target) -> int:
         return 1
 
     def time(parts: int) -> float:
-        tile = replace(simt_tile(parts, m, n, part_terms(k, parts), target), parts=parts)
+        tile = replace(simt_tile(parts, m, n, part_terms(k, parts), target), apart=parts)
         return _divided_time(tile, m, n, k, target) * (_RAGGED if part_terms(k, parts) * parts < k else 1)
 
     best = min([1, *_possible_parts(m, n, k)], key=time)
@@ -410,7 +410,7 @@ def part_terms(k: int, parts: int) -> int:
 
 
 def _divided_time(t: SimtTile, m: int, n: int, k: int, target: Target) -> float:
-    units, parts = target.compute_units, t.parts
+    units, parts = target.compute_units, t.apart
     groups = max(_tiles(parts, m, n, t.bm, t.bn), 1)  # where there is nothing to compute, too
     terms = part_terms(k, parts)
     added = 4 * m * n * (parts + 1 + _LEFT_OVER * (k - parts * terms)) * _BYTE / units + _SECOND if parts > 1 else 0
@@ -424,14 +424,14 @@ def _possible_parts(m: int, n: int, k: int) -> list[int]:
 def simt_tiles(batch: int, m: int, n: int, k: int, target: Target, divisible: bool) -> list[SimtTile]:
     """All tiles that fit, the one that the model prefers first. divisible: whether the sum may be divided."""
     parts = sum_parts(m, n, k, target) if divisible else 1
-    first = replace(simt_tile(batch * parts, m, n, part_terms(k, parts), target), parts=parts)
+    first = replace(simt_tile(batch * parts, m, n, part_terms(k, parts), target), apart=parts)
     menu = [t for t in (*_SIMT, *_OTHER_SIMT) if _fits(t, target)]
     if not divisible:
         others = sorted(menu, key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
         return [first, *(t for t in others if t != first)]
     counts = [1, *(p for p in _possible_parts(m, n, k) if p in (2, 3, 4, 6, 8, 12, 16))]
     others = sorted(
-        (replace(t, parts=p) for t in menu for p in counts), key=lambda t: _divided_time(t, m, n, k, target)
+        (replace(t, apart=p) for t in menu for p in counts), key=lambda t: _divided_time(t, m, n, k, target)
     )
     return [first, *(t for t in others if t != first)]
 

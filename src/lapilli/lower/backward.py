@@ -15,7 +15,7 @@ from lapilli.ir.expr import Expr, binary, const, index, load, select, where
 from lapilli.ir.integer import Int, as_int, ceildiv, maximum, minimum
 from lapilli.ir.node import Node
 from lapilli.lower.pooling import Adaptive
-from lapilli.lower.registry import LONG, Call, decomposition, lowering
+from lapilli.lower.registry import BESIDE, LEAST_PART, LONG, MOST_PARTS, Call, decomposition, lowering
 
 aten = torch.ops.aten
 
@@ -321,10 +321,8 @@ _AT_ONCE = 4
 """Images of a part whose pixels are read together."""
 _COPY, _REST = 0.15, 0.05
 """What copying both operands takes, as a part of the whole, and what a second gradient for the rows that are left over."""
-_LEAST_TERMS, _MOST_PARTS = 1024, 256
-"""Terms of a part that are worth a work group, and how many parts are made by choice."""
-_BESIDE, _LITTLE = 8, 1 << 20
-"""By how much more memory the operands take than the results of all parts, if these are more than so many."""
+_LITTLE = 1 << 20
+"""Results of all parts that are no matter, whatever the operands take."""
 
 
 def _most_terms(wide: torch.Tensor, narrow: torch.Tensor, results: int) -> int:
@@ -332,8 +330,8 @@ def _most_terms(wide: torch.Tensor, narrow: torch.Tensor, results: int) -> int:
     memory.
     """
     terms = narrow.shape[0] * math.prod(narrow.shape[2:])
-    parts = max((wide.numel() + narrow.numel()) // _BESIDE, _LITTLE) // max(results, 1)
-    return min(max(terms // max(min(parts, _MOST_PARTS), 1), _LEAST_TERMS), LONG)
+    parts = max((wide.numel() + narrow.numel()) // BESIDE, _LITTLE) // max(results, 1)
+    return min(max(terms // max(min(parts, MOST_PARTS), 1), LEAST_PART), LONG)
 
 
 def _height(wide: torch.Tensor, narrow: torch.Tensor, d: int, most: int, shared: float) -> int:

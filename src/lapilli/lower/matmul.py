@@ -15,7 +15,18 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, select
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
-from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, lowering, scalar
+from lapilli.lower.registry import (
+    BESIDE,
+    LEAST_PART,
+    LONGEST,
+    MOST_PARTS,
+    Call,
+    Number,
+    broadcast,
+    element,
+    lowering,
+    scalar,
+)
 
 aten = torch.ops.aten
 
@@ -68,7 +79,7 @@ def _product_in_parts(call: Call, factors: _Factors, shape: tuple[Int, ...], ter
     a, b, batch = factors.a, factors.b, factors.batch
     sizes = [_USUAL if x.value is None else max(x.value, 1) for x in shape[batch:]]
     rows, columns = math.prod(sizes[:-1]), sizes[-1]
-    most = min((rows + columns) * terms // (_BESIDE * rows * columns), terms // _LEAST_PART, _MOST_PARTS_OF_SUM)
+    most = min((rows + columns) * terms // (BESIDE * rows * columns), terms // LEAST_PART, MOST_PARTS)
     count = max(most, -(-terms // LONGEST))
     count = next((c for c in range(count, 2 * count) if terms % (8 * c) == 0), count)
     each = terms // count // 8 * 8
@@ -91,10 +102,6 @@ def _product_in_parts(call: Call, factors: _Factors, shape: tuple[Int, ...], ter
 
 _MOST_TERMS = LONGEST << 11
 """Of a sum: parts of LONGEST terms, and the terms left over, are no more than one invocation adds."""
-_LEAST_PART, _MOST_PARTS_OF_SUM = 1024, 256
-"""Terms of a part of a long sum, enough to be worth a work group, and how many parts are made by choice."""
-_BESIDE = 8
-"""By how much more memory the operands take than what the parts give."""
 _USUAL = 1024
 """What an open size is taken for."""
 

@@ -65,6 +65,10 @@ LONG = 8192
 LONGEST = 1 << 15
 """... and the longest that it may have to compute: lavapipe silently ends loops after 65,535 iterations."""
 
+LEAST_PART, MOST_PARTS, BESIDE = 1024, 256, 8
+"""Of a product's long sum that is divided by choice: terms of a part, enough to be worth a work group, and how many parts; and how
+many times as much memory as what all parts give the operands take."""
+
 _TRIED = 4096
 """The number of values of a size that are tried to find the smallest one that an operator accepts."""
 

@@ -58,9 +58,14 @@ def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
 
 def order_of_reads(read: Iterable[Load], layouts: Mapping[int, Layout]) -> list[Var]:
     """The order of axes, as `in_memory` has it, in which the largest of what is read lies; none if nothing of it has a layout."""
-    known = (ld for ld in read if ld.node.id in layouts)
-    main = max(known, key=lambda ld: estimate(product(ld.node.shape)), default=None)
+    main = largest_read(read, layouts)
     return in_memory(main.index, layouts[main.node.id]) if main is not None else []
+
+
+def largest_read(read: Iterable[Load], layouts: Mapping[int, Layout]) -> Load | None:
+    """The load of the largest value that has a layout; the first of several."""
+    known = (ld for ld in read if ld.node.id in layouts)
+    return max(known, key=lambda ld: estimate(product(ld.node.shape)), default=None)
 
 
 def _pace(i: Int, a: Var) -> int:
