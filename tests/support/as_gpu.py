@@ -26,6 +26,7 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     (LAPILLI_CACHE_DIR). Kernels are kept in the user's all the same: what they are called depends on all that they are made of."""
     from lapilli.codegen import (
         attention_gradient,
+        expanded,
         flash_attention,
         fragments,
         gpu_dot,
@@ -41,7 +42,7 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     kept_kernels.keep_kernels(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(tiles, "OPERANDS_STAY", 1)
-    for module in (gpu_tiles, gpu_matvec, fragments, flash_attention, attention_gradient):
+    for module in (gpu_tiles, gpu_matvec, fragments, expanded, flash_attention, attention_gradient):
         put(module, "UNITS", {dtype: replace(needs, subgroup_size=0) for dtype, needs in UNITS.items()})
     put(gpu_dot, "BYTE_UNITS", replace(BYTE_UNITS, subgroup_size=0))
     put(gpu_matvec, "SUBGROUP_SUMS", replace(SUBGROUP_SUMS, subgroup_size=0))

@@ -446,7 +446,7 @@ def direct(v: ConvolutionView, ctx: Context) -> _Direct | None:
 
 
 @dataclass(frozen=True)
-class _Depthwise(KernelTemplate):
+class Depthwise(KernelTemplate):
     v: ConvolutionView
     x: Operand
     w: Node
@@ -488,7 +488,7 @@ _MOST_TAPS = 1024
 """Of a depthwise kernel: so many are those of a weight's gradient, a whole image, whose sum many invocations should share."""
 
 
-def depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:
+def depthwise(v: ConvolutionView, ctx: Context) -> Depthwise | None:
     if not v.is_depthwise or v.out_channels != v.channels or v.channels % 4 != 0:
         return None
     if math.prod(v.kernel) > _MOST_TAPS:
@@ -498,4 +498,4 @@ def depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:
     dense = dense and (v.n == 1 or x.strides[0] == v.channels * v.w * v.h) and x.offset == 0
     if not dense:
         x = channels_last(v, ctx, 4, copy=True)
-    return _Depthwise(v, x, pack_depthwise(v, ctx))
+    return Depthwise(v, x, pack_depthwise(v, ctx))

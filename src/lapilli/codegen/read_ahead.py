@@ -43,6 +43,10 @@ class Known:
             is_empty,
         )
 
+    def reads(self, name: str) -> bool:
+        """Whether what is read depends on a variable."""
+        return any(re.search(rf"\b{name}\b", line) for line in self.made)
+
     def struct_and_read(self, name: str, signature: str) -> list[str]:
         """The lines of the struct, and of the functions that read it and give its words."""
         return [

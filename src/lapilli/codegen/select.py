@@ -19,6 +19,7 @@ from lapilli.codegen import (
 from lapilli.codegen.absorb import absorb
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.emit import NotVectorizable
+from lapilli.codegen.expanded import expand
 from lapilli.codegen.few_bindings import within_bindings
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
@@ -83,7 +84,7 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     if ctx.counters.count:
         ctx.dense(ctx.counters.node)
         selected.insert(0, ctx.counters.task())
-    absorbed = absorb(insert_copies(selected), made, ctx)  # which must see all that read a value
+    absorbed = absorb(insert_copies(expand(selected, made, ctx)), made, ctx)  # which must see all that read a value
     return within_bindings(absorbed, ctx, kernels)
 
 

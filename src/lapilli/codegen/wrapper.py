@@ -102,9 +102,16 @@ class Wrapper:
         self.fields += [(f"{member}.{name}", as_int(v)) for name, v in values.items()]
 
     def epilogue(
-        self, rows: Int, columns: Int, mapping: BatchMapping, vector: bool = True, ahead: bool = False
+        self,
+        rows: Int,
+        columns: Int,
+        mapping: BatchMapping,
+        vector: bool = True,
+        ahead: bool = False,
+        weights: bool = False,
     ) -> bool:
-        """struct E with store and store4. rows, columns: how many the kernel counts in a batch. ahead: as IEpilogueAhead.
+        """struct E with store and store4. rows, columns: how many the kernel counts in a batch. ahead: as IEpilogueAhead; weights:
+        which reads weights before, too.
 
         Returns whether four columns are stored together.
         """
@@ -114,7 +121,7 @@ class Wrapper:
         one = self._store(rows, columns, mapping, 1) if four is None else "        ;\n"
         more: Sequence[str] = ()
         if ahead:
-            more = _NOTHING_AHEAD if four is None else self._ahead(rows, columns, mapping)
+            more = _NOTHING_AHEAD if four is None else self._ahead(rows, columns, mapping, weights)
         self.structs.append(
             f"struct E : {'IEpilogueAhead' if ahead else 'IEpilogue'}\n{{\n"
             f"    static void store({SIGNATURE}, float v)\n    {{\n{one}    }}\n"
@@ -124,17 +131,17 @@ class Wrapper:
         )
         return wide
 
-    def _ahead(self, rows: Int, columns: Int, mapping: BatchMapping) -> list[str]:
-        """The same, with what it reads beside weights read before."""
+    def _ahead(self, rows: Int, columns: Int, mapping: BatchMapping, weights: bool) -> list[str]:
+        """The same, with what it reads read before. weights: those, too."""
         e, axes = self._emitter(rows, columns, mapping, LANES)
-        self.ahead(e, axes, constants=False)
+        self.ahead(e, axes, constants=weights)
         first = len(e.lines)
         self.store(e, axes)
         known = Known.of(e.lines[:first], e.lines[first:])
         if known.is_empty:
             return _NOTHING_AHEAD
         return [
-            "    static const int AHEAD = 1;",
+            f"    static const int AHEAD = {1 if known.reads('m') else 2};",
             *known.struct_and_read("read4", SIGNATURE),
             f"    static void end4({SIGNATURE}, float4 v, Known known)",
             "    {",
@@ -142,6 +149,33 @@ class Wrapper:
             *e.lines[first:],
             "    }",
         ]
+
+    def values(self, name: str, interface: str, task: Task, rows: Int, columns: Int) -> None:
+        """A struct with value4: what the epilogue of another task makes of four of its sums, with what it reads read before. Raises
+        NotVectorizable.
+        """
+        other = Wrapper(task, self.ctx, self.module)
+        other.kernel = self.kernel
+        e, axes = other._emitter(rows, columns, batched(task), LANES)
+        value = rewrite(task.value, axes)
+        e.ahead(value)
+        first = len(e.lines)
+        text = e.value(value)
+        known = Known.of(e.lines[:first], [*e.lines[first:], text])
+        lines = [
+            f"struct {name} : {interface}",
+            "{",
+            f"    static const int AHEAD = {0 if known.is_empty else 1 if known.reads('m') else 2};",
+            *known.struct_and_read("read4", SIGNATURE),
+            f"    static float4 value4({SIGNATURE}, float4 v, Known known)",
+            "    {",
+            *known.unpacked,
+            *e.lines[first:],
+            f"{INDENT}return {text};",
+            "    }",
+            "};",
+        ]
+        self.structs.append("".join(f"{line}\n" for line in lines))
 
     def _emitter(self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int) -> tuple[Emitter, dict[Atom, Int]]:
         """For an epilogue, and the axes at which it stores."""

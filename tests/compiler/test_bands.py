@@ -1,0 +1,74 @@
+"""Bands of depthwise convolutions that take in the 1x1 convolution before them: what the kernel relies on, for many sizes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from lapilli.codegen.expanded import _MOST_SUMS, bands
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import as_int
+from lapilli.ir.node import Input
+from lapilli.schedule.contraction import ConvolutionView, Operand
+from lapilli.target import TARGETS
+
+TARGET = TARGETS["gpu-fp16-matrix"]
+
+
+def view(
+    n: int, c: int, h: int, w: int, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> ConvolutionView:
+    sizes = zip((h, w), padding, kernel, stride, strict=True)
+    out_h, out_w = ((size + 2 * p - k) // s + 1 for size, p, k, s in sizes)
+    node = Input(tuple(map(as_int, (n, c, h, w))), DType.float16, "x")
+    x = Operand(node, as_int(0), tuple(map(as_int, (h * w * c, 1, w * c, c))))
+    return ConvolutionView(
+        *map(as_int, (n, c, h, w, c, out_h, out_w)), kernel, stride, padding, (1, 1), c, x, node
+    )  # fmt: skip
+
+
+def cases() -> list[tuple[ConvolutionView, int, int]]:
+    r = random.Random(5)
+    made = []
+    while len(made) < 400:
+        kernel = r.choice(((3, 3), (5, 5), (1, 3), (3, 1)))
+        h, w = r.randint(1, 120), r.randint(1, 120)
+        padding = kernel[0] // 2, kernel[1] // 2
+        stride = r.choice((1, 2)), r.choice((1, 2))
+        v = view(r.choice((1, 1, 2, 8)), 16 * r.randint(1, 64), h, w, kernel, stride, padding)
+        made.append((v, 8 * r.randint(1, 40), r.choice((32768, 49152))))
+    return made
+
+
+def test_bands_cover_the_image_and_fit() -> None:
+    found_any = 0
+    for v, read, shared in cases():
+        target = replace(TARGET, shared_memory=shared)
+        found = bands(v, read, target)
+        found_any += bool(found)
+        n, c, h, w, out_h = (i.value or 0 for i in (v.n, v.channels, v.h, v.w, v.out_h))
+        for band in found:
+            assert band.shared <= shared and c % band.channels == 0 and 1 <= band.depth <= band.steps
+            assert 16 * band.steps >= read > 16 * (band.steps - 1)
+            assert band.sums <= _MOST_SUMS
+            count = -(-out_h // band.rows)
+            assert n * (c // band.channels) * count <= target.compute_units
+            for k in range(count):  # the pixels that a band reads have room
+                top = k * band.rows * v.stride[0] - v.padding[0]
+                rows = min(top + (band.rows - 1) * v.stride[0] + v.kernel[0], h) - max(top, 0)
+                assert rows * w <= 16 * band.fragments
+    assert found_any > 50
+
+
+@pytest.mark.parametrize("units", [16, 60, 132])
+def test_no_cliff_beside_them(units: int) -> None:
+    """One more row, column or channel changes the expected time by a little, or leaves it to two kernels."""
+    target = replace(TARGET, compute_units=units)
+    for h in range(4, 40):
+        times = [
+            (bands(view(1, 96, side, side, (3, 3), (1, 1), (1, 1)), 24, target) or [None])[0] for side in (h, h + 1)
+        ]
+        a, b = (t.time(side) if t is not None else 9.0 for t, side in zip(times, (h, h + 1), strict=True))
+        assert abs(a - b) < 1.5, h
