@@ -31,9 +31,15 @@ def naming(question: Question, *names: str) -> KernelRecord:
     return KernelRecord.of(question, "what nobody would take", 10.0, times)
 
 
+def deciding_for(asked: Asked, number: int) -> KernelRecord:
+    """A record by which the candidate of that number wins, or the last."""
+    name = asked.names[min(number, len(asked.names) - 1)]
+    return naming(asked.question, *dict.fromkeys((name, asked.names[0])))
+
+
 def with_candidate(graph: Graph, target: Target, number: int) -> Schedule:
     """The schedule with the candidate of that number of every task, or its last."""
-    records = (naming(a.question, a.names[min(number, len(a.names) - 1)]) for a in asked(graph, target))
+    records = (deciding_for(a, number) for a in asked(graph, target))
     return schedule_of(graph, replace(target, records=Records(records)))
 
 
@@ -54,7 +60,7 @@ def programs(
         names = [a.names[min(number, len(a.names) - 1)] for a in found]
         with uncollected():
             compiler = collected(model, args, precision=precision, target=target, **named)
-            records = Records(naming(a.question, name) for a, name in zip(found, names, strict=True))
+            records = Records(deciding_for(a, number) for a in found)
             compiler.targets = [replace(given, records=records)]
             data = compiler.finish({}, None)
         with Program(data) as program:

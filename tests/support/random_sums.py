@@ -114,8 +114,8 @@ def divide(tile: tiles.MatrixTile, patch: pytest.MonkeyPatch) -> None:
     found = tiles.matrix_tiles
 
     def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
-        divisible = args[-3]
-        return [tile, *found(*args)] if divisible else found(*args)
+        divisible, joinable = args[-4], args[-1]
+        return [tile, *found(*args)] if divisible or joinable else found(*args)
 
     patch.setattr(tiles, "matrix_tiles", matrix_tiles)
 

@@ -77,6 +77,14 @@ def test_sizes_of_a_class_are_one() -> None:
     assert known.best(replace(question(m=197, n=768), form="float16")) is None
 
 
+def test_a_candidate_that_was_not_measured_is_not_ruled_out() -> None:
+    """A record of an earlier version says nothing of a kernel that this one prefers."""
+    q = question(m=197, n=768)
+    known = Records([KernelRecord.of(q, "first", 5.0, {"a": 0.5, "b": 1.2}, wrong=["c"])])
+    assert [known.best(q, name) for name in ("first", "a", "b", "c", "")] == ["a"] * 5
+    assert known.best(q, "new") is None
+
+
 def test_classes_are_in_order_and_fine() -> None:
     """Sizes in one class differ by less than an eighth, so a record is never far from what was measured."""
     for n in range(1, 5000):

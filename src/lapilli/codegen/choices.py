@@ -76,10 +76,10 @@ def choose(task: Task, question: Question, candidates: Iterator[Candidate[T]], c
         if found:
             ctx.asked.append(Asked(question, tuple(node.id for node in computed), tuple(c.name for c in found)))
         candidates = iter(found)
-    wanted = ctx.target.records.best(question)
     first = next(candidates, None)
     if first is None:
         return None
+    wanted = ctx.target.records.best(question, first.name)
     taken = next((c for c in chain([first], candidates) if c.name == wanted), first) if wanted is not None else first
     return taken.made
 

@@ -123,15 +123,21 @@ class Tiles(RowTemplate):
         turned = self.rows.transposed, self.transposed_w
         windows = self.rows.struct in ("ConvParams", "TurnedParams")
         divisible, beside = self._is_divisible(task), _read_beside(task)
-        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible, self.fragments, beside)
+        joinable = self.rows.struct == "ConvParams" and self._is_joinable(task)
+        found = tiles.matrix_tiles(
+            batch, m, n, k, ctx.target, windows, turned, divisible, self.fragments, beside, joinable
+        )
         return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 
     def _is_divisible(self, task: Task) -> bool:
         """Whether the sum can be divided: `split_k.py` does it."""
-        r = task.reduction
+        return self._is_joinable(task) and task.reduction is not None and type(task.reduction.contraction) is Matmul
+
+    def _is_joinable(self, task: Task) -> bool:
+        """Whether work groups can share the sum of a tile."""
         fixed = self.batch == 1 and None not in (self.m.value, self.n.value, self.k.value)
         fixed = fixed and not isinstance(self.w, Coded)  # whose lines are read as a whole
-        return fixed and r is not None and type(r.contraction) is Matmul and r.dtype.compute is DType.float32
+        return fixed and task.reduction is not None and task.reduction.dtype.compute is DType.float32
 
     def write_tile(self, task: Task, ctx: Context) -> KernelSource:
         make = self._matrix if self.matrix else self._simt

@@ -68,6 +68,8 @@ _WIDE, _SLOWER = MatrixTile(64, 96, 96, 32, 32, 1, 2), 1.25
 """For products of 16 bits alone, and what it takes longer than the model says."""
 _DIVIDED = MatrixTile(64, 64, 128, 32, 32, 2, 2)
 """Whose sums work groups may share: the best of seven tiles in 2 to 4 parts, and the one that the model is right for."""
+_OF_WINDOWS = MatrixTile(32, 32, 256, 32, 32, 8, 2)
+"""The same for convolutions: of ResNet50's layers of 256 and 512 filters, it took the least time in 2 and 3 parts of five tiles."""
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
 _DECODING = MatrixTile(128, 128, 64, 64, 64, 2, 1, True)
 """The best of sixteen for 512 and 2,048 rows and codes of 4 bits, wherever most compute units have one."""
@@ -162,10 +164,11 @@ def matrix_tile(
 
 def matrix_tiles(
     batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False),
-    divisible: bool = False, fragments: bool = False, beside: int = 0,
+    divisible: bool = False, fragments: bool = False, beside: int = 0, joinable: bool = False,
 ) -> list[MatrixTile]:  # fmt: skip
     """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`. divisible: whether the sum may be
-    divided; fragments: whether the right operand lies so; beside: bytes that the epilogue reads for each result.
+    divided; fragments: whether the right operand lies so; beside: bytes that the epilogue reads for each result. joinable: whether
+    work groups may share the sum of a tile, as they may if it is divisible.
     """
 
     def fits(t: MatrixTile) -> bool:
@@ -194,8 +197,9 @@ def matrix_tiles(
     menu = _MENU if convolution else (*_MENU, _WIDE)
     best = sorted((t for t in menu if fits(t) and t not in large), key=time)
     others = sorted((t for t in (*_LARGE, *_OTHERS) if fits(t) and t not in large), key=time)
-    if divisible and best and not large:
-        divided = sorted(filter(fits, _divided_tiles(m, n, k)), key=time) if target.between_groups else []
+    if (divisible or joinable) and best and not large:
+        made = _divided_windows(m, n, k, target) if convolution else _divided_tiles(m, n, k)
+        divided = sorted(filter(fits, made), key=time) if target.between_groups else []
         worth = [t for t in divided[:1] if time(t) < _WORTH_PARTS * time(best[0])]
         best, others = [*worth, *best], [*others, *(t for t in divided if t not in worth)]
     found = [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
@@ -242,6 +246,13 @@ def _divided_tiles(m: int, n: int, k: int) -> list[MatrixTile]:
     """In parts of at least two chunks that take no more memory than the operands."""
     counts = range(2, min(_MOST_PARTS, -(-k // _DIVIDED.bk) // 2) + 1)
     return [replace(_DIVIDED, parts=p) for p in counts if 2 * p * m * n <= (m + n) * k]
+
+
+def _divided_windows(m: int, n: int, k: int, target: Target) -> list[MatrixTile]:
+    """For convolutions: of large weights, where all parts run at once."""
+    tiles = _tiles(1, m, n, _OF_WINDOWS.bm, _OF_WINDOWS.bn)
+    counts = range(2, min(_MOST_PARTS, target.compute_units // max(tiles, 1), -(-k // _OF_WINDOWS.bk) // 2) + 1)
+    return [replace(_OF_WINDOWS, parts=p) for p in counts] if n * k >= _COLD else []
 
 
 _SUM_KERNEL, _READ = 3.5, 0.6e-6
@@ -319,7 +330,13 @@ def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, c
     time = 3.33 + 0.113 * chunks + 0.0187 * rounds * chunks * loads + 0.188 * rounds * area + 0.10 * rounds
     time *= _SLOWER if t == _WIDE else 1
     time += _JOIN + _SUM_OF_PART * t.parts * t.bm * t.bn if t.parts > 1 else 0
-    return time + (1.04 - 0.017 * chunks if convolution else 0)
+    if convolution:
+        time += (_FAR * chunks if n * k >= _COLD else 1.04) - 0.017 * chunks
+    return time
+
+
+_COLD, _FAR = 1 << 19, 0.4
+"""Weights from which on a network has more than caches hold from run to run, and microseconds that a chunk then waits longer."""
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,9 @@ class Records:
         decided = sorted((str(key), r.best) for key, r in self._exact.items())
         self.digest = hashlib.sha256(repr(decided).encode()).hexdigest()[:16] if decided else ""
 
-    def best(self, q: Question) -> str | None:
-        """The name of the candidate that won; None if nothing is known.
+    def best(self, q: Question, preferred: str = "") -> str | None:
+        """The name of the candidate that won; None if nothing is known, as of one that the cost model prefers and that was not
+        measured: an earlier version did not have it.
 
         Of a question with open sizes, a record of fixed sizes counts, too, if they are in its ranges and about what the cost model
         takes them for: of several the nearest."""
@@ -152,7 +153,9 @@ class Records:
                 if (d := _distance(q, r)) is not None
             ]
             found = min(near, key=lambda item: item[:2])[2] if near else None
-        return found.best if found is not None else None
+        if found is None or (preferred and preferred not in (found.default, *found.times, *found.wrong)):
+            return None
+        return found.best
 
     def get(self, q: Question) -> KernelRecord | None:
         """The record of just this question."""
