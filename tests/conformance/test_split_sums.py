@@ -145,6 +145,10 @@ ON_UNITS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "rows of two axes": (lambda x, w: F.linear(x, w) * 2, (rows(3, 15, 192), rows(24, 192))),
     "one after the other": (lambda x, w: F.linear(F.linear(x, w), w), (rows(33, 160), rows(160, 160))),
     "a third and a fourth": (lambda x, w, v: F.linear(x, w) * F.linear(x, v), (rows(40, 256), rows(48, 256), rows(48, 256))),
+    "convolution": (lambda x, w, b: F.conv2d(x, w, b, 1, 1).relu(), (rows(1, 24, 9, 7), rows(40, 24, 3, 3), rows(40))),
+    "convolution by steps": (lambda x, w: F.conv2d(x, w, None, 2, 0, 2), (rows(1, 64, 14, 13), rows(24, 64, 2, 3))),
+    "convolution with a residual": (lambda x, w: F.conv2d(x, w, None, 1, 1) + x, (rows(1, 32, 8, 8), rows(32, 32, 3, 3))),
+    "several images": (lambda x, w: F.conv2d(x, w, None, 1, 1), (rows(3, 32, 5, 6), rows(24, 32, 3, 3))),
 }  # fmt: skip
 
 
@@ -157,7 +161,7 @@ def test_work_groups_share_a_sum(name: str) -> None:
     halves = tuple((x / x.shape[-1] ** 0.25).half() for x in args)
     with lapilli.compile(Function(f), halves, target="gpu-fp16-matrix") as program:
         run = commands(program)
-        products = [d for d in run if d.kernel == "matmul_matrix"]
+        products = [d for d in run if d.kernel in ("matmul_matrix", "convolution_matrix")]
         assert products and all(int(str(d.groups[2])) > 1 for d in products), [(d.kernel, d.groups) for d in run]
         assert "zero" in {d.label for d in run}, "the counters"
         found = [program(*halves) for _ in range(3)]
@@ -240,3 +244,17 @@ def test_when_work_groups_share_a_sum() -> None:
 
     assert parts(197, 768, 3072) > 1 and parts(100, 2048, 8192) > 1
     assert parts(197, 3072, 768) == parts(4096, 4096, 4096) == parts(197, 768, 3072, divisible=False) == 1
+
+
+def test_when_work_groups_share_the_sum_of_a_window() -> None:
+    """Where the weights are many and tiles are few: ResNet50's last convolutions, not its first, and none of many images."""
+    target = TARGETS["gpu-fp16-matrix"]
+
+    def parts(m: int, n: int, k: int, joinable: bool = True) -> int:
+        return tiles.matrix_tiles(1, m, n, k, target, True, joinable=joinable)[0].parts
+
+    assert parts(196, 256, 2304) > 1 and parts(49, 512, 4608) > 1
+    assert parts(3136, 64, 576) == parts(784, 128, 1152) == parts(64 * 49, 512, 4608) == 1
+    assert parts(49, 512, 4608, joinable=False) == 1
+    most = max(parts(m, n, k) for m in (1, 0, 49) for n in (0, 8, 512) for k in (0, 2304, 9216))
+    assert most <= 4
