@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 
-from lapilli.codegen.expanded import _MOST_SUMS, _WORTH, bands
+from lapilli.codegen.expanded import _MOST_SUMS, bands
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import as_int
 from lapilli.ir.node import Input
@@ -60,7 +61,7 @@ def test_bands_cover_the_image_and_fit() -> None:
     found_any = 0
     for v, read, shared in cases():
         target = replace(TARGET, shared_memory=shared)
-        found = bands(v, read, target)
+        found = bands(v, read, target, 9.0)
         found_any += bool(found)
         n, c, h, w, out_h = (i.value or 0 for i in (v.n, v.channels, v.h, v.w, v.out_h))
         for band in found:
@@ -76,14 +77,21 @@ def test_bands_cover_the_image_and_fit() -> None:
     assert found_any > 50
 
 
+def test_what_is_too_long_or_too_large_is_left_alone() -> None:
+    v = view(1, 96, 14, 14, (3, 3), (1, 1), (1, 1))
+    assert bands(v, 64, TARGET, 9.0)
+    assert not bands(v, 4096, TARGET, 9.0), "all steps of the sum are written out"
+    assert not bands(v, 64, replace(TARGET, invocations=128), 9.0)
+    assert not bands(v, 64, TARGET, 4.0), "two kernels are faster"
+    assert not bands(view(0, 96, 14, 14, (3, 3), (1, 1), (1, 1)), 64, replace(TARGET, compute_units=0), 4.0)
+
+
 @pytest.mark.parametrize("units", [16, 60, 132])
-def test_no_cliff_beside_them(units: int) -> None:
-    """One more row, column or channel changes the expected time by a little, or leaves it to two kernels."""
+def test_no_cliff_between_neighbours(units: int) -> None:
+    """One more row and column changes the expected time by a little, wherever there are bands at all."""
     target = replace(TARGET, compute_units=units)
-
-    def time(side: int) -> float:
-        found = bands(view(1, 96, side, side, (3, 3), (1, 1), (1, 1)), 24, target)
-        return found[0].time(side) if found else _WORTH
-
-    for h in range(4, 40):
-        assert abs(time(h) - time(h + 1)) < 1.5, h
+    v = [view(1, 96, side, side, (3, 3), (1, 1), (1, 1)) for side in range(4, 41)]
+    times = [found[0].time(i.out_w.value or 0) if (found := bands(i, 24, target, 100.0)) else None for i in v]
+    known = [t for t in times if t is not None]
+    assert known and times[: len(known)] == known, "one size has bands, and the next one has none"
+    assert all(abs(a - b) < 1.5 for a, b in itertools.pairwise(known)), known

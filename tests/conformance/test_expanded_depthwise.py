@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import random_blocks
 import torch
 from torch import Tensor, nn
 
 import lapilli
+from lapilli.capture import capture
 from lapilli.codegen import expanded
+from lapilli.codegen.select import schedule_of
+from lapilli.codegen.template import Asked
+from lapilli.legalize.passes import prepare
+from lapilli.lower import lower
+from lapilli.target import TARGETS
 
 pytestmark = pytest.mark.usefixtures("on_any_device", "small_tiles")
 
@@ -29,6 +37,7 @@ def test_every_number_of_channels(channels: int, monkeypatch: pytest.MonkeyPatch
     x = torch.randn(2, 24, 13, 9).half().float()
     wanted = model(x).detach().double()
     bands, tried = expanded.bands, set[int]()
+    monkeypatch.setattr(expanded, "_WORTH", 100.0)
     for rows in range(1, 8):
 
         def of_rows(*args: object, rows: int = rows) -> list[expanded.Band]:
@@ -50,6 +59,7 @@ def test_sums_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         p.data = p.data.half().float()
     x = torch.randn(1, 200, 11, 7).half().float()
     monkeypatch.setattr(expanded, "_DEEPEST", 3)
+    monkeypatch.setattr(expanded, "_WORTH", 100.0)
     with lapilli.compile(model, (x,), target="gpu-fp16-matrix", precision="fp16") as program:
         assert "expanded_depthwise" in random_blocks.kernels(program)
         found, wanted = program(x).double(), model(x).detach().double()
@@ -67,16 +77,32 @@ def test_bfloat16() -> None:
     assert float((found - exact).norm() / exact.norm()) < 2**-7  # weights, what is between and results are rounded
 
 
+Reader = Callable[[Tensor, nn.Module], Tensor | tuple[Tensor, ...]]
+READERS: dict[str, Reader] = {
+    "a result": lambda between, second: (between, second(between)),
+    "what follows": lambda between, second: second(between) + between,
+    "a part of another value": lambda between, second: torch.cat([between, second(between)], 1),
+    "a sum": lambda between, second: (second(between), between.amax((2, 3))),
+    "attention of a few queries, by its first step": lambda between, second: (second(between), _attention(between)),
+    "attention": lambda between, second: (second(between), _attention(between, 300)),
+}
+
+
+def _attention(between: Tensor, queries: int = 4) -> Tensor:
+    rows = between.flatten(2).transpose(1, 2)[:, None]
+    given = torch.linspace(-1, 1, queries * rows.shape[-1]).reshape(1, 1, queries, -1).expand(rows.shape[0], -1, -1, -1)
+    return torch.nn.functional.scaled_dot_product_attention(given.to(rows.dtype), rows, rows)
+
+
 class Kept(nn.Module):
-    """What is between the convolutions is a result as well."""
+    """Something else reads what is between the convolutions."""
 
-    def __init__(self, block: nn.Sequential) -> None:
+    def __init__(self, block: nn.Sequential, read: Reader) -> None:
         super().__init__()
-        self.block = block
+        self.block, self.read = block, read
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        between = self.block[1](self.block[0](x))
-        return between, self.block[2](between)
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.read(self.block[1](self.block[0](x)), self.block[2])
 
 
 def block(channels: int = 32, kernel: int = 3, dilation: int = 1, read: int = 16) -> nn.Sequential:
@@ -89,18 +115,51 @@ def block(channels: int = 32, kernel: int = 3, dilation: int = 1, read: int = 16
     ("model", "images", "why"),
     [
         (block(), 1, ""),
-        (block(), 40, "as many work groups as would wait for each other"),
+        (block(), 40, "more work groups than run at once"),
         (block(channels=24), 1, "no whole fragments"),
         (block(kernel=7), 1, "too many taps to write out"),
         (block(dilation=2), 1, "dilated"),
-        (Kept(block()), 1, "what is between is a result"),
+        (block(read=400), 1, "too many steps to write out"),
+        *((Kept(block(), read), 1, f"read by {why}") for why, read in READERS.items()),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_what_is_one_kernel(model: nn.Module, images: int, why: str) -> None:
-    x = torch.randn(images, 16, 28, 28)
+    x = torch.randn(images, 400 if "steps" in why else 16, 28, 28).half().float()
     with lapilli.compile(model, (x,), target="gpu-fp16-matrix", precision="fp16") as program:
         assert ("expanded_depthwise" in random_blocks.kernels(program)) == (not why)
+        found = program(x)
+    wanted = model(x)
+    for y, exact in zip(*((r,) if isinstance(r, Tensor) else r for r in (found, wanted)), strict=True):
+        assert float((y - exact).norm() / exact.norm()) < 2**-9
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_inputs_in_float32_that_are_added_too(images: int) -> None:
+    """The image is rounded once for the product, and read as it is for the sum."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block(32, read=32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = x + self.block(x)
+            return found
+
+    model, x = Residual().eval(), torch.randn(images, 32, 9, 8)
+    with lapilli.compile(model, (x,), target="gpu-fp16-matrix", precision="fp16") as program:
+        assert "expanded_depthwise" in random_blocks.kernels(program)
+        assert float((program(x) - model(x)).norm()) <= 2**-9 * float(model(x).norm())
+
+
+def test_it_is_not_tuned() -> None:
+    """Records of the depthwise kernel's work groups would be about another kernel."""
+    graph = lower(prepare(capture(block(), (torch.randn(1, 16, 28, 28),))), "fp16", True)
+    asked: list[Asked] = []
+    made = schedule_of(graph, TARGETS["gpu-fp16-matrix"], asked=asked)
+    assert any(isinstance(t.template, expanded.ExpandedDepthwise) for t in made.tasks)
+    assert not any("depthwise" in a.question.form for a in asked)
 
 
 def test_open_batches_have_two_kernels() -> None:

@@ -113,9 +113,9 @@ def divide(tile: tiles.MatrixTile, patch: pytest.MonkeyPatch) -> None:
     """Every product whose sum may be shared has this tile, however small it is."""
     found = tiles.matrix_tiles
 
-    def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
-        divisible, joinable = args[-4], args[-1]
-        return [tile, *found(*args)] if divisible or joinable else found(*args)
+    def matrix_tiles(*args: Any, **given: Any) -> list[tiles.MatrixTile]:
+        may_be = given.get("divisible") or given.get("joinable")
+        return [tile, *found(*args, **given)] if may_be else found(*args, **given)
 
     patch.setattr(tiles, "matrix_tiles", matrix_tiles)
 

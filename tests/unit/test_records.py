@@ -83,6 +83,7 @@ def test_a_candidate_that_was_not_measured_is_not_ruled_out() -> None:
     known = Records([KernelRecord.of(q, "first", 5.0, {"a": 0.5, "b": 1.2}, wrong=["c"])])
     assert [known.best(q, name) for name in ("first", "a", "b", "c", "")] == ["a"] * 5
     assert known.best(q, "new") is None
+    assert known != Records([KernelRecord.of(q, "first", 5.0, {"a": 0.5, "new": 1.2}, wrong=["c"])])
 
 
 def test_classes_are_in_order_and_fine() -> None:
@@ -105,7 +106,7 @@ def test_open_sizes_take_their_own_record_or_one_of_near_sizes() -> None:
 
 
 def test_records_are_equal_if_they_decide_the_same() -> None:
-    a, b = Records([record({"a": 0.5})]), Records([record({"a": 0.6, "b": 0.7})])
+    a, b = Records([record({"a": 0.5, "b": 0.9})]), Records([record({"a": 0.6, "b": 0.7})])
     assert a == b and hash(a) == hash(b) and repr(a) == repr(b)
     assert a != Records([record({"b": 0.5})]) and Records() == Records([])
     assert repr(Target("t", "gpu", records=a)) != repr(Target("t", "gpu"))  # caches are keyed by this

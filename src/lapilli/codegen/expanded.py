@@ -3,7 +3,7 @@ units: what is between them stays in shared memory (kernels/gpu_expanded_depthwi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lapilli.codegen import gpu, tiles
@@ -19,6 +19,7 @@ from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, of
 from lapilli.ir.node import Convolution, Node
 from lapilli.schedule.contraction import ConvolutionView
 from lapilli.schedule.copies import Packed
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.plan import Draft
 from lapilli.schedule.task import Task
 from lapilli.target import MATRIX_SUBGROUP, UNITS, Target
@@ -31,12 +32,15 @@ _HELD = 9
 """Taps whose weights are in registers."""
 _CHANNELS = (16, 32, 64)
 _DEEPEST = 10
-"""Fragments along the product's sum, of which an invocation has as many words in registers."""
+"""Fragments of weights of which an invocation has words in registers at once."""
 _MOST_SUMS = 12
 """Fragments of a subgroup's sums, in registers too."""
-_WORTH = 9.0
-"""Microseconds up to which it takes less time than two kernels: those take 7.4 to 9.3 on an H200 for one image, and more for
-several."""
+_MOST_STEPS = 20
+"""Fragments along the product's sum: all steps are written out, and more than 12 were not measured."""
+_START, _OF_TAP, _OF_TERM = 3.5, 0.19, 2.7e-7
+"""Microseconds that a depthwise kernel takes on an H200; more for each tap beyond those of 3x3, and for each multiplication."""
+_WORTH = 0.97
+"""With what part of the time of two kernels one is worth it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Band:
         return -(-self.fragments // _SUBGROUPS) * (self.channels // SIDE)
 
     def time(self, width: int) -> float:
-        """In microseconds, as fitted to 60 bands of MobileNetV2's shapes on an H200. width: of the result."""
+        """In microseconds on an H200, as fitted to 60 bands of MobileNetV2's shapes. width: of the result."""
         turns = -(-self.rows * width * (self.channels // 8) // _INVOCATIONS)
         loads = self.fragments * self.steps / _SUBGROUPS
         return 4.3 + 0.4 * self.sums + 0.35 * turns * max(self.taps / _HELD, 1) + 0.08 * loads
@@ -77,25 +81,38 @@ class Band:
         return 16 * (max(chunk + right, kept + passing) + weights)
 
 
-def bands(v: ConvolutionView, channels_read: int, target: Target) -> list[Band]:
-    """Those with which it should be faster than two kernels, the one first that should be fastest."""
+def bands(v: ConvolutionView, channels_read: int, target: Target, most: float) -> list[Band]:
+    """Those that take less than `most` microseconds, the one first that should be fastest."""
     n, h, w, out_h, out_w, c = (i.value for i in (v.n, v.h, v.w, v.out_h, v.out_w, v.channels))
     if n is None or h is None or w is None or out_h is None or out_w is None or c is None:
         return []
     steps = -(-channels_read // SIDE)
+    if steps > _MOST_STEPS or target.invocations < _INVOCATIONS:
+        return []
     found: dict[Band, float] = {}
     for channels in _CHANNELS:
+        deepest = min(steps, _DEEPEST * SIDE // channels)
         for rows in sorted({-(-out_h // count) for count in range(1, out_h + 1)}):
             groups = n * (c // channels) * -(-out_h // rows)
             if c % channels != 0 or groups > target.compute_units:
                 continue  # those that wait for others cost more than what is saved
             read = min((rows - 1) * v.stride[0] + v.kernel[0], h)
             band = Band(rows, channels, -(-read * w // SIDE), steps, steps, v.kernel[0] * v.kernel[1])
-            fitting = (replace(band, depth=d) for d in range(min(steps, _DEEPEST), 0, -1))
-            deepest = next((b for b in fitting if b.shared <= target.shared_memory), None)
-            if deepest is not None and deepest.sums <= _MOST_SUMS:
-                found[deepest] = deepest.time(out_w)
-    return sorted((b for b in found if found[b] <= _WORTH), key=lambda b: found[b])
+            fitting = (replace(band, depth=d) for d in range(deepest, 0, -1))
+            made = next((b for b in fitting if b.shared <= target.shared_memory), None)
+            if made is not None and made.sums <= _MOST_SUMS:
+                found[made] = made.time(out_w)
+    return sorted((b for b in found if found[b] < most), key=lambda b: found[b])
+
+
+def _time_of_two(v: ConvolutionView, product: Tiles, target: Target) -> float:
+    """Microseconds that the kernels of a product and of the depthwise convolution take without this."""
+    assert isinstance(product.tile, tiles.MatrixTile)
+    batch, m, n, k = (estimate(i) for i in (product.batch, product.m, product.n, product.k))
+    taps, results = v.kernel[0] * v.kernel[1], estimate(v.rows * v.out_channels)
+    terms = _OF_TERM * results * taps * tiles.MEASURED_UNITS / target.compute_units
+    second = _START + _OF_TAP * max(taps - _HELD, 0) + terms
+    return tiles.matrix_time(product.tile, batch, m, n, k, target.compute_units, False) + second
 
 
 @dataclass(frozen=True)
@@ -151,9 +168,9 @@ def expand(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
     kept = {r.id for r in made.graph.results} | made.windows.keys() | {w.whole.id for w in made.windows.values()}
     kept |= {new.id for _, new in made.graph.stores}
     readers: dict[int, int] = {}
-    for node in (n for task in tasks for n in task.reads()):
-        for read in _behind(node):
-            readers[read.id] = readers.get(read.id, 0) + 1
+    for task in tasks:
+        for i in {n.id for n in _all_reads(task)}:
+            readers[i] = readers.get(i, 0) + 1
     left = {t.out.id: t for t in tasks}
     for task in tasks:
         if not isinstance(task.template, gpu.Depthwise):
@@ -165,14 +182,33 @@ def expand(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
         if template is not None:
             left[task.out.id] = replace(task, template=template, origins=[*before.origins, *task.origins])
             del left[before.out.id]
+            _forget(task, ctx)
     return list(left.values())
 
 
-def _behind(node: Node) -> list[Node]:
+def _all_reads(task: Task) -> Iterator[Node]:
+    """What a task reads, its steps, and the copies that either needs."""
+    for node in task.reads():
+        yield from _behind(node)
+    for step in task.template.steps if task.template is not None else ():
+        yield from _all_reads(step)
+
+
+def _behind(node: Node) -> Iterator[Node]:
     """A value that a kernel reads and, if it is a copy, those that are copied."""
-    if not isinstance(node, Packed):
-        return [node]
-    return [node, *(n for ld in loads(node.body) for n in _behind(ld.node))]
+    yield node
+    if isinstance(node, Packed):
+        for n in (
+            *(ld.node for ld in loads(node.body)),
+            *(node.template.operands if node.template is not None else ()),
+        ):
+            yield from _behind(n)
+
+
+def _forget(task: Task, ctx: Context) -> None:
+    """Takes back that somebody may choose among kernels of a task, which has another now."""
+    if ctx.asked is not None:
+        ctx.asked[:] = [a for a in ctx.asked if task.out.id not in a.computed]
 
 
 def _expanded(task: Task, before: Task, ctx: Context) -> ExpandedDepthwise | None:
@@ -191,12 +227,10 @@ def _expanded(task: Task, before: Task, ctx: Context) -> ExpandedDepthwise | Non
     if product is None or not product.is_pointwise or not can_be_stored_as(dtype, product.x.node):
         return None
     windows = gpu.windows(product, ctx, gpu.SHORTS, dtype)
-    if windows is None or windows.rows.struct != "MatmulParams" or windows.real.value is None:
+    k = product.channels
+    if windows is None or windows.rows.struct != "MatmulParams" or k.value is None:
         return None
-    k = product.channels if windows.real == product.channels else windows.v.channels
-    if k.value is None:
-        return None
-    found = bands(v, k.value, ctx.target)
+    found = bands(v, k.value, ctx.target, _WORTH * _time_of_two(v, template, ctx.target))
     if not found:
         return None
     weight = gpu.window_weights(windows, ctx)
@@ -209,6 +243,8 @@ def _expanded(task: Task, before: Task, ctx: Context) -> ExpandedDepthwise | Non
     w.template = Fragments(None, k, v.channels)
     made = ExpandedDepthwise(v, before, windows.rows, k, w, after.w, found[0])
     nodes = [task.out, *replace(task, template=made).reads()]
+    if before.out in nodes:  # what follows the depthwise convolution reads it too
+        return None
     if len(nodes) > ctx.target.bindings or any(ctx.target.parts(n) > 1 for n in nodes):
         return None
     try:

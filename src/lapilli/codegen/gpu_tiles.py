@@ -125,8 +125,9 @@ class Tiles(RowTemplate):
         divisible, beside = self._is_divisible(task), _read_beside(task)
         joinable = self.rows.struct == "ConvParams" and self._is_joinable(task)
         found = tiles.matrix_tiles(
-            batch, m, n, k, ctx.target, windows, turned, divisible, self.fragments, beside, joinable
-        )
+            batch, m, n, k, ctx.target, windows, turned, divisible=divisible, fragments=self.fragments, beside=beside,
+            joinable=joinable,
+        )  # fmt: skip
         return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 
     def _is_divisible(self, task: Task) -> bool:

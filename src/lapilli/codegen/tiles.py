@@ -94,7 +94,7 @@ class _Rate:
     def time(self, batch: int, m: int, n: int, k: int, units: int, lying: bool) -> float:
         """In microseconds, if all units were those that were measured."""
         t = self.tile
-        work = 2e-6 * t.bm * t.bn * -(-k // t.bk) * t.bk * _UNITS
+        work = 2e-6 * t.bm * t.bn * -(-k // t.bk) * t.bk * MEASURED_UNITS
         rate = self.lying if lying else self.full
         alone, full = self.start + work / min(self.alone, rate), self.start + work * self.held / rate
         rounds, rest = divmod(_tiles(batch, m, n, t.bm, t.bn), units * self.held)
@@ -102,7 +102,7 @@ class _Rate:
         return rounds * full + (alone + more * (full - alone) if rest else 0)
 
 
-_UNITS = 132
+MEASURED_UNITS = 132
 """Compute units of the GPU whose rates these are."""
 _RATES_OF_LARGE = (
     _Rate(_LARGE[0], 1, 4.5, 320, 240, 320),
@@ -175,11 +175,12 @@ def matrix_tiles(
         return _is_possible(t, target, turned, fragments)
 
     def time(t: MatrixTile) -> float:
-        return matrix_time(t, batch, m, n, k, target.compute_units, convolution)
+        far = convolution and joinable and n * k >= _COLD
+        return matrix_time(t, batch, m, n, k, target.compute_units, convolution, far)
 
     def rated(rates: Sequence[_Rate]) -> list[MatrixTile]:
         def expected(r: _Rate) -> float:
-            read = r.beside * 1e-6 * beside * batch * m * n * _UNITS / target.compute_units
+            read = r.beside * 1e-6 * beside * batch * m * n * MEASURED_UNITS / target.compute_units
             return r.time(batch, m, n, k, target.compute_units, turned[1]) + read
 
         return [r.tile for r in sorted((r for r in rates if fits(r.tile)), key=expected)]
@@ -230,7 +231,7 @@ def fragments_pay(batch: int, m: int, n: int, k: int, target: Target, lying: boo
         fitting = [r for r in rates if _is_possible(r.tile, target, (False, along), fragments)]
         return min((r.time(batch, m, n, k, target.compute_units, along) for r in fitting), default=math.inf)
 
-    packed = _PACK + 1e-6 * batch * n * k / _PACKED * _UNITS / target.compute_units if packing else 0
+    packed = _PACK + 1e-6 * batch * n * k / _PACKED * MEASURED_UNITS / target.compute_units if packing else 0
     by_columns = best(_RATES_OF_LARGE, lying, False)
     return best(_RATES_BY_FRAGMENTS, False, True) + packed < _WORTH_FRAGMENTS * by_columns
 
@@ -249,10 +250,12 @@ def _divided_tiles(m: int, n: int, k: int) -> list[MatrixTile]:
 
 
 def _divided_windows(m: int, n: int, k: int, target: Target) -> list[MatrixTile]:
-    """For convolutions: of large weights, where all parts run at once."""
+    """For convolutions with large weights, where all parts run at once."""
     tiles = _tiles(1, m, n, _OF_WINDOWS.bm, _OF_WINDOWS.bn)
-    counts = range(2, min(_MOST_PARTS, target.compute_units // max(tiles, 1), -(-k // _OF_WINDOWS.bk) // 2) + 1)
-    return [replace(_OF_WINDOWS, parts=p) for p in counts] if n * k >= _COLD else []
+    if tiles == 0 or n * k < _COLD:
+        return []
+    counts = range(2, min(_MOST_PARTS, target.compute_units // tiles, -(-k // _OF_WINDOWS.bk) // 2) + 1)
+    return [replace(_OF_WINDOWS, parts=p) for p in counts]
 
 
 _SUM_KERNEL, _READ = 3.5, 0.6e-6
@@ -276,7 +279,7 @@ def _apart(
         else:
             times = [(matrix_time(t, parts, m, n, terms, units, False), t) for t in _MENU if fits(t)]
         time, best = min(times, default=(math.inf, _DIVIDED), key=lambda made: made[0])
-        read = _READ * 4 * m * n * (parts + 1 + _LEFT_OVER * (k - parts * terms)) * _UNITS / units
+        read = _READ * 4 * m * n * (parts + 1 + _LEFT_OVER * (k - parts * terms)) * MEASURED_UNITS / units
         found.append((replace(best, apart=parts), time + _SUM_KERNEL + read))
     return min(found, default=None, key=lambda made: made[1])
 
@@ -319,8 +322,10 @@ def first_layer_tiles(k: int) -> list[MatrixTile]:
     return [*((wide, small) if k > 64 else (small, wide)), *others]
 
 
-def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, convolution: bool) -> float:
-    """The model's estimate, in microseconds."""
+def matrix_time(
+    t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, convolution: bool, far: bool = False
+) -> float:
+    """The model's estimate, in microseconds. far: whether weights of a convolution come from memory."""
     groups = _tiles(batch, m, n, t.bm, t.bn) * t.parts
     whole = -(-k // t.bk)
     chunks = -(-whole // t.parts)
@@ -331,12 +336,12 @@ def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, c
     time *= _SLOWER if t == _WIDE else 1
     time += _JOIN + _SUM_OF_PART * t.parts * t.bm * t.bn if t.parts > 1 else 0
     if convolution:
-        time += (_FAR * chunks if n * k >= _COLD else 1.04) - 0.017 * chunks
+        time += (_FAR * chunks if far else 1.04) - 0.017 * chunks
     return time
 
 
 _COLD, _FAR = 1 << 19, 0.4
-"""Weights from which on a network has more than caches hold from run to run, and microseconds that a chunk then waits longer."""
+"""Weights of a layer from which on caches no longer keep them between runs; microseconds that each chunk then takes longer."""
 
 
 @dataclass(frozen=True)

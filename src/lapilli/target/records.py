@@ -106,6 +106,11 @@ class KernelRecord:
         return self.plan, self.op, self.form, tuple((n, _class_of(s)) for n, s in self.sizes.items())
 
     @property
+    def measured(self) -> set[str]:
+        """All candidates that it says something of."""
+        return {self.default, *self.times, *self.wrong}
+
+    @property
     def best(self) -> str:
         """The fastest; of equal times the one that was tried first, which is the one that the cost model prefers."""
         right = {name: time for name, time in self.times.items() if name not in self.wrong}
@@ -136,7 +141,7 @@ class Records:
         for r in self._exact.values():
             if all(isinstance(s, int) for s in r.sizes.values()):
                 self._near.setdefault((r.plan, r.op, r.form), []).append(r)
-        decided = sorted((str(key), r.best) for key, r in self._exact.items())
+        decided = sorted((str(key), r.best, sorted(r.measured)) for key, r in self._exact.items())
         self.digest = hashlib.sha256(repr(decided).encode()).hexdigest()[:16] if decided else ""
 
     def best(self, q: Question, preferred: str = "") -> str | None:
@@ -153,7 +158,7 @@ class Records:
                 if (d := _distance(q, r)) is not None
             ]
             found = min(near, key=lambda item: item[:2])[2] if near else None
-        if found is None or (preferred and preferred not in (found.default, *found.times, *found.wrong)):
+        if found is None or (preferred and preferred not in found.measured):
             return None
         return found.best
 
