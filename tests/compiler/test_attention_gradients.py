@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from lapilli.attention_operators import ATTENTION_BACKWARD
 from lapilli.capture import capture
+from lapilli.codegen.attention_tiles import RowSizes, gradient_tiles
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.select import schedule_of, write_all
-from lapilli.codegen.tiles import RowSizes, gradient_tiles
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.target import KNOWN, Target, of_device

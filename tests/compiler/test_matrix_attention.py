@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapilli.capture import capture
+from lapilli.codegen.attention_tiles import attention_tiles
 from lapilli.codegen.select import schedule_of, write_all
-from lapilli.codegen.tiles import attention_tiles
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.target import KNOWN, of_device

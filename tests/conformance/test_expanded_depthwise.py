@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import random_blocks
 import torch
+import torchvision_without_ops
 from torch import Tensor, nn
 
 import lapilli
@@ -17,6 +18,9 @@ from lapilli.codegen.template import Asked
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.target import TARGETS
+
+torchvision_without_ops.allow()
+import torchvision  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_any_device", "small_tiles")
 
@@ -160,6 +164,23 @@ def test_it_is_not_tuned() -> None:
     made = schedule_of(graph, TARGETS["gpu-fp16-matrix"], asked=asked)
     assert any(isinstance(t.template, expanded.ExpandedDepthwise) for t in made.tasks)
     assert not any("depthwise" in a.question.form for a in asked)
+
+
+def test_a_whole_network() -> None:
+    """Of ShuffleNet, whose blocks store parts of a value and read others."""
+    torch.manual_seed(0)
+    model = torchvision.models.shufflenet_v2_x0_5().eval()
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d):  # values that are neither large nor zero
+            m.running_var.uniform_(0.5, 2)
+            m.running_mean.normal_(0, 0.2)
+    x = torch.randn(1, 3, 96, 80)
+    with lapilli.compile(model, (x,), target="gpu-fp16-matrix", precision="fp16") as program:
+        assert random_blocks.kernels(program).count("expanded_depthwise") >= 12
+        found = program(x).double()
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    assert float((found - wanted).norm() / wanted.norm()) < 2**-10
 
 
 def test_open_batches_have_two_kernels() -> None:

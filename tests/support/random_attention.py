@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapilli
-from lapilli.codegen import flash_attention, tiles
+from lapilli.codegen import attention_tiles, flash_attention
 from lapilli.target import TARGETS
 
 PLANS = ("gpu-fp16-matrix", "gpu-bf16-matrix")
@@ -171,9 +171,9 @@ def check(seed: int, plan: str, most: int = MOST) -> list[str]:
         count = torch.export.Dim("count", min=1, max=4096) if c.queries > 1 else None
         rows = len(c.batch) + (0 if c.turned else 1)
         shapes = {"q": {rows: count}, "k": None, "v": None} | ({"mask": None} if c.mask else {})
-    possible = tiles.attention_tiles
+    possible = attention_tiles.attention_tiles
 
-    def chosen(*args: object) -> list[tiles.AttentionTile]:
+    def chosen(*args: object) -> list[attention_tiles.AttentionTile]:
         found = possible(*args)  # type: ignore[arg-type]
         return [found[c.tile % len(found)]] if found else []
 

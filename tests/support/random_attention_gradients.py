@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import lapilli
 from lapilli.attention_operators import ATTENTION_BACKWARD
-from lapilli.codegen import attention_gradient, tiles
+from lapilli.codegen import attention_gradient, attention_tiles
 
 
 class Gradients(nn.Module):
@@ -66,9 +66,9 @@ def check(seed: int, plan: str, most: int = MOST) -> list[str]:
     grad, out = torch.randn(made.shape).to(dtype), made.detach().to(dtype)
     wanted = torch.autograd.grad(made, leaves, grad.double())
     given = (grad, q, k, v, out, *mask)
-    possible = tiles.gradient_tiles
+    possible = attention_tiles.gradient_tiles
 
-    def chosen(*args: object) -> list[tiles.AttentionTile]:
+    def chosen(*args: object) -> list[attention_tiles.AttentionTile]:
         found = possible(*args)  # type: ignore[arg-type]
         return [found[c.tile % len(found)]] if found else []
 

@@ -17,10 +17,10 @@ from lapilli.codegen.attention_operands import (
     task_of,
     work_groups,
 )
+from lapilli.codegen.attention_tiles import AttentionTile, RowSizes, gradient_tiles
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
-from lapilli.codegen.tiles import AttentionTile, RowSizes, gradient_tiles
 from lapilli.codegen.wrapper import SHORT, Wrapper, batched, on_units, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, const, load, loads

@@ -21,12 +21,12 @@ from lapilli.codegen.attention_operands import (
     source_of_units,
     work_groups,
 )
+from lapilli.codegen.attention_tiles import SEEN, AttentionTile, attention_tiles
 from lapilli.codegen.cpu import are_countable
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.open_rows import RowTemplate
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
-from lapilli.codegen.tiles import SEEN, AttentionTile, attention_tiles
 from lapilli.codegen.wrapper import (
     SHORT,
     SIGNATURE,
