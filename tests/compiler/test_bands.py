@@ -26,22 +26,10 @@ def view(
     node = Input(tuple(map(as_int, (n, c, h, w))), DType.float16, "x")
     x = Operand(node, as_int(0), tuple(map(as_int, (h * w * c, 1, w * c, c))))
     images, rows, columns, channels = map(as_int, (n, h, w, c))
+    out = as_int(out_h), as_int(out_w)
     return ConvolutionView(
-        images,
-        channels,
-        rows,
-        columns,
-        channels,
-        as_int(out_h),
-        as_int(out_w),
-        kernel,
-        stride,
-        padding,
-        (1, 1),
-        c,
-        x,
-        node,
-    )
+        images, channels, rows, columns, channels, *out, kernel, stride, padding, (1, 1), c, x, node
+    )  # fmt: skip
 
 
 def cases() -> list[tuple[ConvolutionView, int, int]]:

@@ -33,7 +33,7 @@ def test_random_blocks(seed: int) -> None:
 
 @pytest.mark.parametrize("channels", [16, 32])  # software devices have no memory for 64
 def test_every_number_of_channels(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of rows, among them such that do not divide the result's."""
+    """With every number of rows, also those that do not divide the result's."""
     torch.manual_seed(channels)
     model = nn.Sequential(nn.Conv2d(24, 64, 1), nn.ReLU6(), nn.Conv2d(64, 64, 3, 2, 1, groups=64)).eval()
     for p in model.parameters():

@@ -10,6 +10,7 @@ import as_gpu
 import pytest
 import torch
 from agreement import FLOAT_BOUND, Function, relative_error
+from taken_plan import taken_plan
 from torch import Tensor, nn
 
 import lapilli
@@ -25,7 +26,7 @@ BACKWARD = torch.ops.aten.convolution_backward
 
 
 def kernels(program: lapilli.Program) -> list[str]:
-    plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+    plan = taken_plan(program)
     return [d.kernel for d in plan.run]
 
 
@@ -111,7 +112,7 @@ def test_gradients_of_weights_over_many_positions(name: str) -> None:
     assert max(g[0, 0].numel(), x[0, 0].numel()) > 1 << 15
     program = lapilli.compile(Function(gradient), (g, x, w))
     assert relative_error(program(g, x, w), gradient(g.double(), x.double(), w.double())) < FLOAT_BOUND
-    plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+    plan = taken_plan(program)
     assert not any("pieces" in buffer.name for buffer in plan.buffers), "no tile kernel computes these"
 
 
@@ -251,7 +252,7 @@ def test_large_depthwise_kernels(kernel: tuple[int, int], monkeypatch: pytest.Mo
         return nn.functional.conv2d(x, w, padding=(kernel[0] // 2, kernel[1] // 2), groups=8)
 
     with lapilli.compile(Function(f), (x, w), target="gpu-fp32") as program:
-        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+        plan = taken_plan(program)
         program.save(tmp_path / "model.lap")
         size = (tmp_path / "model.lap").stat().st_size
         assert size < 150_000, "nothing but code"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from taken_plan import taken_plan
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +22,7 @@ PLANS = ["gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"]
 
 
 def kernels(program: lapilli.Program) -> list[str]:
-    plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+    plan = taken_plan(program)
     return [d.kernel for d in plan.run if not d.rounds_input]
 
 

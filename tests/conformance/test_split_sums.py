@@ -10,6 +10,7 @@ import pytest
 import random_sums
 import torch
 from agreement import Function
+from taken_plan import taken_plan
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +30,7 @@ def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
 
 def commands(program: lapilli.Program) -> tuple[Dispatch, ...]:
     """What a run of the program does on this device."""
-    return next(p for p in program.description.methods[0].plans if p.name == program.plan).run
+    return taken_plan(program).run
 
 
 def test_what_is_divided() -> None:

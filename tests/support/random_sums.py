@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import random_cases
 import torch
+from taken_plan import taken_plan
 from torch import Tensor, nn
 
 import lapilli
@@ -140,7 +141,7 @@ def check(seed: int, plan: str) -> list[str]:
         program = lapilli.compile(model, inputs, target=plan, fallback="error")
     with program:
         runs = [program(*inputs) for _ in range(_RUNS)]
-        chosen = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+        chosen = taken_plan(program)
         names = [d.kernel for d in chosen.run if int(str(d.groups[2])) == given.tile.parts]
         packed = [d.kernel for d in (*chosen.load, *chosen.run) if d.kernel == "pack_fragments"]
     for run in runs:

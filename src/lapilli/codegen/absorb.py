@@ -17,24 +17,20 @@ from lapilli.ir.expr import Expr, Load, cast_to, loads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, as_int, of
 from lapilli.schedule.plan import Draft
 from lapilli.schedule.realize import as_var, invert
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, readers
 
 
 def absorb(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
     """The tasks, with those that a product of a few rows can do in its place. Values of the products that are read elsewhere keep
     their kernels.
     """
-    kept = {r.id for r in made.graph.results} | made.windows.keys() | {w.whole.id for w in made.windows.values()}
-    readers: dict[int, int] = {}
-    for task in tasks:
-        for node in task.reads():
-            readers[node.id] = readers.get(node.id, 0) + 1
+    kept, count = made.kept, readers(tasks)
     states = {new.id: state for state, new in made.graph.stores}
     left = {t.out.id: t for t in tasks}
     for task in tasks:
         found = task
         for read in _products(task, left):
-            if read.out.id in kept or readers[read.out.id] != 1:
+            if read.out.id in kept or count[read.out.id] != 1:
                 continue
             if task.partial and states.get(task.out.id) in read.reads():
                 continue  # some work groups would still read what others overwrite

@@ -3,10 +3,11 @@ units: what is between them stays in shared memory (kernels/gpu_expanded_depthwi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lapilli.codegen import gpu, tiles
+from lapilli.codegen.alike import Kernels
 from lapilli.codegen.emit import NotVectorizable
 from lapilli.codegen.fragments import SIDE, Fragments
 from lapilli.codegen.gpu_tiles import Rows, Tiles
@@ -18,10 +19,10 @@ from lapilli.ir.expr import Expr, loads
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, of
 from lapilli.ir.node import Convolution, Node
 from lapilli.schedule.contraction import ConvolutionView
-from lapilli.schedule.copies import Packed
+from lapilli.schedule.copies import insert_copies
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.plan import Draft
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, readers
 from lapilli.target import MATRIX_SUBGROUP, UNITS, Target
 
 _INVOCATIONS = 256
@@ -161,57 +162,34 @@ class ExpandedDepthwise(KernelTemplate):
         return written
 
 
-def expand(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
+def expand(tasks: Sequence[Task], made: Draft, ctx: Context, kernels: Kernels) -> list[Task]:
     """The tasks, without those 1x1 convolutions that only a depthwise one reads, which takes them in."""
     if not ctx.target.cooperative_matrix:
         return list(tasks)
-    kept = {r.id for r in made.graph.results} | made.windows.keys() | {w.whole.id for w in made.windows.values()}
-    kept |= {new.id for _, new in made.graph.stores}
-    readers: dict[int, int] = {}
-    for task in tasks:
-        for i in {n.id for n in _all_reads(task)}:
-            readers[i] = readers.get(i, 0) + 1
+    count = readers(insert_copies(tasks))  # kernels' own steps and copies read, too
     left = {t.out.id: t for t in tasks}
     for task in tasks:
         if not isinstance(task.template, gpu.Depthwise):
             continue
         before = left.get(task.template.x.node.id)
-        if before is None or before.out.id in kept or readers[before.out.id] != 1:
+        if before is None or before.out.id in made.kept or count[before.out.id] != 1:
             continue
-        template = _expanded(task, before, ctx)
-        if template is not None:
-            left[task.out.id] = replace(task, template=template, origins=[*before.origins, *task.origins])
+        taken = _expanded(task, before, ctx, kernels)
+        if taken is not None:
+            left[task.out.id] = taken
             del left[before.out.id]
             _forget(task, ctx)
     return list(left.values())
 
 
-def _all_reads(task: Task) -> Iterator[Node]:
-    """What a task reads, its steps, and the copies that either needs."""
-    for node in task.reads():
-        yield from _behind(node)
-    for step in task.template.steps if task.template is not None else ():
-        yield from _all_reads(step)
-
-
-def _behind(node: Node) -> Iterator[Node]:
-    """A value that a kernel reads and, if it is a copy, those that are copied."""
-    yield node
-    if isinstance(node, Packed):
-        for n in (
-            *(ld.node for ld in loads(node.body)),
-            *(node.template.operands if node.template is not None else ()),
-        ):
-            yield from _behind(n)
-
-
 def _forget(task: Task, ctx: Context) -> None:
-    """Takes back that somebody may choose among kernels of a task, which has another now."""
+    """Withdraws the choice among a task's kernels: it has another one now."""
     if ctx.asked is not None:
         ctx.asked[:] = [a for a in ctx.asked if task.out.id not in a.computed]
 
 
-def _expanded(task: Task, before: Task, ctx: Context) -> ExpandedDepthwise | None:
+def _expanded(task: Task, before: Task, ctx: Context, kernels: Kernels) -> Task | None:
+    """A depthwise convolution that computes what it reads; None if that needs two kernels, or is faster by two."""
     after, reduction, template = task.template, before.reduction, before.template
     assert isinstance(after, gpu.Depthwise)
     v = after.v
@@ -242,16 +220,17 @@ def _expanded(task: Task, before: Task, ctx: Context) -> ExpandedDepthwise | Non
     w = ctx.packed("fragments", product.weight, sizes, body, dtype)
     w.template = Fragments(None, k, v.channels)
     made = ExpandedDepthwise(v, before, windows.rows, k, w, after.w, found[0])
-    nodes = [task.out, *replace(task, template=made).reads()]
+    taken = replace(task, template=made, origins=[*before.origins, *task.origins])
+    nodes = [task.out, *taken.reads()]
     if before.out in nodes:  # what follows the depthwise convolution reads it too
         return None
     if len(nodes) > ctx.target.bindings or any(ctx.target.parts(n) > 1 for n in nodes):
         return None
     try:
-        made.write(task, ctx)
+        kernels.of(taken)
     except NotVectorizable:
         return None
-    return made
+    return taken
 
 
 def _is_dense(before: Task, v: ConvolutionView, ctx: Context) -> bool:

@@ -43,9 +43,20 @@ class Known:
             is_empty,
         )
 
-    def reads(self, name: str) -> bool:
-        """Whether what is read depends on a variable."""
-        return any(re.search(rf"\b{name}\b", line) for line in self.made)
+    def reader(self, name: str, signature: str, declaration: str, statements: Sequence[str]) -> list[str]:
+        """The members of an epilogue's struct that read before (`name`) and use what was read: a function with these statements.
+        AHEAD says whether there is anything, and whether it depends on the column alone (kernels/operands.slang).
+        """
+        in_rows = any(re.search(r"\bm\b", line) for line in self.made)
+        return [
+            f"    static const int AHEAD = {0 if self.is_empty else 1 if in_rows else 2};",
+            *self.struct_and_read(name, signature),
+            f"    static {declaration}",
+            "    {",
+            *self.unpacked,
+            *statements,
+            "    }",
+        ]
 
     def struct_and_read(self, name: str, signature: str) -> list[str]:
         """The lines of the struct, and of the functions that read it and give its words."""

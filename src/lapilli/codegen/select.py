@@ -84,7 +84,9 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     if ctx.counters.count:
         ctx.dense(ctx.counters.node)
         selected.insert(0, ctx.counters.task())
-    absorbed = absorb(insert_copies(expand(selected, made, ctx)), made, ctx)  # which must see all that read a value
+    absorbed = absorb(
+        insert_copies(expand(selected, made, ctx, kernels)), made, ctx
+    )  # which must see all that read a value
     return within_bindings(absorbed, ctx, kernels)
 
 

@@ -140,46 +140,28 @@ class Wrapper:
         known = Known.of(e.lines[:first], e.lines[first:])
         if known.is_empty:
             return _NOTHING_AHEAD
-        return [
-            f"    static const int AHEAD = {1 if known.reads('m') else 2};",
-            *known.struct_and_read("read4", SIGNATURE),
-            f"    static void end4({SIGNATURE}, float4 v, Known known)",
-            "    {",
-            *known.unpacked,
-            *e.lines[first:],
-            "    }",
-        ]
+        return known.reader("read4", SIGNATURE, f"void end4({SIGNATURE}, float4 v, Known known)", e.lines[first:])
 
     def values(self, name: str, interface: str, task: Task, rows: Int, columns: Int) -> None:
         """A struct with value4: what the epilogue of another task makes of four of its sums, with what it reads read before. Raises
         NotVectorizable.
         """
-        other = Wrapper(task, self.ctx, self.module)
-        other.kernel = self.kernel
-        e, axes = other._emitter(rows, columns, batched(task), LANES)
+        e, axes = self._emitter(rows, columns, batched(task), LANES, task)
         value = rewrite(task.value, axes)
         e.ahead(value)
         first = len(e.lines)
         text = e.value(value)
         known = Known.of(e.lines[:first], [*e.lines[first:], text])
-        lines = [
-            f"struct {name} : {interface}",
-            "{",
-            f"    static const int AHEAD = {0 if known.is_empty else 1 if known.reads('m') else 2};",
-            *known.struct_and_read("read4", SIGNATURE),
-            f"    static float4 value4({SIGNATURE}, float4 v, Known known)",
-            "    {",
-            *known.unpacked,
-            *e.lines[first:],
-            f"{INDENT}return {text};",
-            "    }",
-            "};",
-        ]
+        declaration = f"float4 value4({SIGNATURE}, float4 v, Known known)"
+        members = known.reader("read4", SIGNATURE, declaration, [*e.lines[first:], f"{INDENT}return {text};"])
+        lines = [f"struct {name} : {interface}", "{", *members, "};"]
         self.structs.append("".join(f"{line}\n" for line in lines))
 
-    def _emitter(self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int) -> tuple[Emitter, dict[Atom, Int]]:
-        """For an epilogue, and the axes at which it stores."""
-        task = self.task
+    def _emitter(
+        self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int, of_other: Task | None = None
+    ) -> tuple[Emitter, dict[Atom, Int]]:
+        """For an epilogue, and the axes at which it stores. of_other: the task whose epilogue it is, if it is not the kernel's."""
+        task = of_other or self.task
         assert task.reduction is not None
         m = Var("m", rows)
         names: dict[Atom, str] = {m: "int(m)", mapping.var: "int(b)"}

@@ -14,7 +14,7 @@ from lapilli.ir.expr import Expr, Load, Select, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Graph, Map, Node
 from lapilli.schedule.layout import Layout, is_word
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, readers
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,7 @@ def write_into_concat(
     half: whether 16-bit elements can be stored one by one.
     """
     by_out = {t.out.id: t for t in tasks}
-    readers: dict[int, int] = {}
-    for t in tasks:
-        for r in t.reads():
-            readers[r.id] = readers.get(r.id, 0) + 1
+    read = readers(tasks)
     kept = {n.id for n in graph.results}
     stored = {new.id for _, new in graph.stores}
     windows: dict[int, Window] = {}
@@ -60,7 +57,7 @@ def write_into_concat(
         free = [
             n is not None
             and n.id in by_out
-            and readers[n.id] == 1
+            and read[n.id] == 1
             and n.id not in kept
             and n.id not in windows
             and layouts[n.id].order == layouts[task.out.id].order

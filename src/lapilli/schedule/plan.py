@@ -31,6 +31,12 @@ class Draft:
     views: dict[int, Map]
     windows: dict[int, Window]  # values stored as parts of others, by id
 
+    @property
+    def kept(self) -> set[int]:
+        """Values that are stored whatever the tasks read: results, and values in parts of others, by id."""
+        results = {r.id for r in self.graph.results}
+        return results | self.windows.keys() | {w.whole.id for w in self.windows.values()}
+
     def results(self) -> set[int]:
         """Values without readers among the tasks, by id."""
         return {t.out.id for t in self.tasks} - {r.id for t in self.tasks for r in t.reads()}

@@ -4,20 +4,19 @@ travel to the device, and no kernel runs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, narrow
 from lapilli.ir.node import Input, Node
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, readers
 
 
 def rounded_inputs(tasks: Sequence[Task], elsewhere: set[int]) -> list[Node]:
     """The results of these tasks. elsewhere: results whose memory is no temporary of their own, by id."""
-    readers = Counter(node.id for task in tasks for node in task.reads())
+    count = readers(tasks)
     rounded = ((task.out, _rounded(task)) for task in tasks if task.out.id not in elsewhere)
-    return [out for out, given in rounded if given is not None and readers[given.id] == 1]
+    return [out for out, given in rounded if given is not None and count[given.id] == 1]
 
 
 def _rounded(task: Task) -> Input | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,11 @@ class Task:
         sizes = [*self.out.shape, *self.store, *(a.extent for a in (*self.axes, *raxes))]
         sizes += [i for body in bodies for e in walk(body) for i in ints_of(e)]
         return any(isinstance(a, Symbol) for i in sizes for a in i.atoms()) or any(m.is_dynamic() for m in self.members)
+
+
+def readers(tasks: Iterable[Task]) -> Counter[int]:
+    """How many tasks read each value, by its id."""
+    return Counter(node.id for task in tasks for node in task.reads())
 
 
 def make_tasks(realized: Realized, target: Target) -> list[Task]:
