@@ -81,6 +81,13 @@ CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
     "a token's attention and gate": (Layer(), (torch.zeros(1, 1, 512), torch.zeros(1, 32), torch.zeros(1, 32))),
     "softmax": (Function(lambda x: x.softmax(-1)), (torch.zeros(64, 512),)),
     "layer norm": (Function(lambda x, w: F.layer_norm(x, (512,), w), weight(512)), (torch.zeros(64, 512),)),
+    "products of layer norms": (
+        Function(
+            lambda x, g, w, v: F.linear(F.layer_norm(x + F.linear(x, v), (512,), g), w),
+            weight(512), weight(768, 512), weight(512, 512),
+        ),
+        (torch.zeros(64, 512),),
+    ),
     "sum": (Function(lambda x: x.sum()), (torch.zeros(100_000),)),
     "map": (Function(lambda x: x.relu() * 2), (torch.zeros(7, 1000),)),
 }  # fmt: skip

@@ -178,14 +178,8 @@ def expand(tasks: Sequence[Task], made: Draft, ctx: Context, kernels: Kernels) -
         if taken is not None:
             left[task.out.id] = taken
             del left[before.out.id]
-            _forget(task, ctx)
+            ctx.withdraw(task)
     return list(left.values())
-
-
-def _forget(task: Task, ctx: Context) -> None:
-    """Withdraws the choice among a task's kernels: it has another one now."""
-    if ctx.asked is not None:
-        ctx.asked[:] = [a for a in ctx.asked if task.out.id not in a.computed]
 
 
 def _expanded(task: Task, before: Task, ctx: Context, kernels: Kernels) -> Task | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from lapilli.codegen import tiles
 from lapilli.codegen.coded import Coded, in_memory, matrix_source, matrix_source8, parts_of
 from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.layer_norms import NORMS_SHARED, NOT_NORMED, Norms
 from lapilli.codegen.open_rows import RowTemplate
 from lapilli.codegen.template import Context
 from lapilli.codegen.tiles import MatrixTile, SimtTile
@@ -40,19 +41,20 @@ class Rows:
 
 def finish_on_units(
     w: Wrapper, t: MatrixTile, rows: Rows, factor: str, name: str, order_w: int, *, batch: Int, M: Int, N: Int, K: Int,
-    K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0, parts: str = "NoParts",
+    K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0, parts: str = "NoParts", norms: str = NOT_NORMED,
 ) -> KernelSource:  # fmt: skip
     """The kernel of a tile on matrix units, whose sources are written. factor: Slang type of what is multiplied; name: how the
     kernel's ends; order_w: how the right operand lies, TB of `coopmat_tile` (gpu_matmul_coopmat); M to offsetB8: of its
-    `TileParams`; parts: Slang type of where the tile's parts are.
+    `TileParams`; parts: Slang type of where the tile's parts are; norms: of what rows are normed by.
     """
     tm, tn = ceildiv(M, t.bm), ceildiv(N, t.bn)
     w.params(M=M, N=N, K=K, K8=K8, ldb8=ldb8, batchB8=batchB8, tilesM=tm, tilesN=tn, offsetB8=offsetB8)
     w.params("a", **rows.words)
     groups = (tm * tn, as_int(1), batch * t.parts) if t.swizzle else (tn, tm, batch * t.parts)
+    end = "E" if norms == NOT_NORMED else f"NormedEnd<E, {t.bm}, {t.bn}>"
     call = (
-        f"coopmat_tile<{factor}, {rows.policy}, W, E, {parts}, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
-        f"{int(t.swizzle)}, {int(rows.transposed)}, {order_w}, {t.parts}>(P.a, P.t, {shift}, gid, li);"
+        f"coopmat_tile<{factor}, {rows.policy}, W, {end}, {parts}, {norms}, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, "
+        f"{t.ep}, {int(t.swizzle)}, {int(rows.transposed)}, {order_w}, {t.parts}>(P.a, P.t, {shift}, gid, li);"
     )
     kind = "matmul" if rows.struct == "MatmulParams" else "convolution"
     struct = f"TileParams t; {rows.struct} a;"
@@ -90,10 +92,16 @@ class Tiles(RowTemplate):
     joined: Node | None = None  # parts of a tile on matrix units, ...
     counters: Node | None = None  # ... and where they are counted, ...
     counter: int = 0  # ... from which byte on
+    norms: Norms | None = None  # rows are normed
 
     @property
     def own_operands(self) -> list[Node]:
-        return [self.rows.node, *in_memory(self.w), *([self.counters] if self.counters is not None else [])]
+        norms = self.norms.nodes if self.norms is not None else []
+        return [self.rows.node, *in_memory(self.w), *norms, *([self.counters] if self.counters is not None else [])]
+
+    @property
+    def steps(self) -> Sequence[Task]:
+        return self.norms.made if self.norms is not None else ()
 
     @property
     def scratch(self) -> list[Node]:
@@ -158,12 +166,14 @@ class Tiles(RowTemplate):
             source(w, "X", self.rows.node, vector=False)
         matrix_source8(w, "W", self.w)
         parts = parts_source(w, self.joined, self.counters, self.counter)
+        norms = self.norms.source(w, self.w.dtype) if self.norms is not None else NOT_NORMED
         order = 2 if self.fragments else int(self.transposed_w)
         written = finish_on_units(
             w, t, self.rows, SHORT[self.w.dtype], "matrix", order, batch=self.batch, M=self.m, N=self.n, K=self.k,
             K8=ceildiv(self.k, 8), ldb8=self.row_w // 8, batchB8=self.batch_w // 8, offsetB8=self.offset_w // 8, parts=parts,
+            norms=norms,
         )  # fmt: skip
-        written.shared = t.shared(*turned, self.fragments)
+        written.shared = t.shared(*turned, self.fragments) + (NORMS_SHARED if self.norms is not None else 0)
         written.needs = UNITS[self.w.dtype]
         return written
 

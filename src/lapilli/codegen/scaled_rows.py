@@ -5,7 +5,7 @@ that reads whole rows needs no kernel before it: it adds up the terms of the row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
@@ -109,7 +109,7 @@ def scaled_rows(task: Task, ctx: Context) -> ScaledRows | None:
     if made is None or made.row is None or made.row.whole or len(made.row.steps) != 1 or made.partial:
         return None
     row, (step,) = made.row, made.row.steps
-    place = _place(row, at)
+    place = place_of(row, at)
     if place is None or step.reduction.op != "sum" or step.body.dtype is not DType.float32:
         return None
     along = contraction.inner
@@ -136,7 +136,7 @@ def scaled_rows(task: Task, ctx: Context) -> ScaledRows | None:
     return found
 
 
-def _place(row: RowFusion, at: Sequence[Int]) -> dict[Atom, Int] | None:
+def place_of(row: RowFusion, at: Sequence[Int]) -> dict[Atom, Int] | None:
     """The axes of a row fusion, for the element of its result at an index."""
     place: dict[Atom, Int] = {a: as_int(0) for a in (*row.outer, *row.inner) if a.extent == 1}
     for stored, i in zip(row.store, at, strict=True):
@@ -154,7 +154,7 @@ def _place(row: RowFusion, at: Sequence[Int]) -> dict[Atom, Int] | None:
 def _split(value: Expr, total: Node, inner: set[Var], dtype: DType) -> tuple[Expr, Expr] | None:
     """A product as one of factors that do not read `total`, and of those that do."""
     element = factor = const(1.0)
-    for e, divides in _factors(value, total, dtype):
+    for e, divides in factors_of(value, [total], dtype):
         if not any(ld.node is total for ld in loads(e)):
             element = binary("div", element, e) if divides else binary("mul", element, e)
         else:
@@ -164,16 +164,18 @@ def _split(value: Expr, total: Node, inner: set[Var], dtype: DType) -> tuple[Exp
     return element, factor
 
 
-def _factors(e: Expr, total: Node, dtype: DType, divides: bool = False) -> Iterator[tuple[Expr, bool]]:
-    """Factors, and whether they divide. A rounding to the type in which the product would be stored is left out: nothing is."""
-    through = isinstance(e, Op) and any(ld.node is total for ld in loads(e))
+def factors_of(e: Expr, totals: Collection[Node], dtype: DType, divides: bool = False) -> Iterator[tuple[Expr, bool]]:
+    """Factors, apart where they read a total, and whether they divide. A rounding to the type in which the product would be stored
+    is left out: nothing is.
+    """
+    through = isinstance(e, Op) and any(ld.node in totals for ld in loads(e))
     if through and isinstance(e, Op) and e.op == "mul":
         for a in e.args:
-            yield from _factors(a, total, dtype, divides)
+            yield from factors_of(a, totals, dtype, divides)
     elif through and isinstance(e, Op) and e.op == "div":
-        yield from _factors(e.args[0], total, dtype, divides)
-        yield from _factors(e.args[1], total, dtype, not divides)
+        yield from factors_of(e.args[0], totals, dtype, divides)
+        yield from factors_of(e.args[1], totals, dtype, not divides)
     elif through and isinstance(e, Op) and e.op == OPERATIONS.get(dtype):
-        yield from _factors(e.args[0], total, dtype, divides)
+        yield from factors_of(e.args[0], totals, dtype, divides)
     else:
         yield e, divides

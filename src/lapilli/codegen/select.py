@@ -22,6 +22,7 @@ from lapilli.codegen.emit import NotVectorizable
 from lapilli.codegen.expanded import expand
 from lapilli.codegen.few_bindings import within_bindings
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
+from lapilli.codegen.normed import take_in_norms
 from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Asked, Context, Kept, KernelTemplate
 from lapilli.ir.axes import fresh_axes
@@ -84,9 +85,8 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     if ctx.counters.count:
         ctx.dense(ctx.counters.node)
         selected.insert(0, ctx.counters.task())
-    absorbed = absorb(
-        insert_copies(expand(selected, made, ctx, kernels)), made, ctx
-    )  # which must see all that read a value
+    taken_in = expand(take_in_norms(selected, made, ctx, kernels), made, ctx, kernels)
+    absorbed = absorb(insert_copies(taken_in), made, ctx)  # which must see all that read a value
     return within_bindings(absorbed, ctx, kernels)
 
 

@@ -109,6 +109,11 @@ class Context:
     asked: list[Asked] | None = None
     """Takes the choices down, with all candidates, if somebody wants to know them."""
 
+    def withdraw(self, task: Task) -> None:
+        """Forgets the choice among a task's kernels: it has another one now."""
+        if self.asked is not None:
+            self.asked[:] = [a for a in self.asked if task.out.id not in a.computed]
+
     def dense(self, node: Node) -> None:
         """Gives a new value a row-major layout."""
         self.layouts[node.id] = Layout.of(node.shape, range(node.rank))

@@ -1,0 +1,144 @@
+"""Random products of layer norms on matrix units, which are one kernel where that can be (codegen/normed.py). Sizes, weights of the
+norm, how it is written, what reads it beside; rows with large means, single large numbers, equal numbers, infinities.
+
+    python tests/support/random_norms.py [--seconds 60] [--seed 0] [--plan gpu-fp16-matrix] [--gpu-plans]
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import random_cases
+import torch
+from random_blocks import kernels
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lapilli
+from lapilli.codegen import normed
+
+_ENDS = (nn.Identity, nn.GELU, nn.SiLU, nn.ReLU)
+
+
+@dataclass(frozen=True)
+class Case:
+    """rows: of the input, in one or two dimensions; columns: of each product that reads the norm; written: by means, not a module;
+    elsewhere: whether something else reads the norm, or it is a result. strange: what rows have beside normal numbers.
+    """
+
+    rows: tuple[int, ...]
+    width: int
+    columns: tuple[int, ...]
+    gamma: bool
+    beta: bool
+    bias: bool
+    epsilon: float
+    written: bool
+    end: int
+    elsewhere: int
+    strange: str
+
+
+def case(seed: int) -> Case:
+    r = random.Random(seed)
+    rows = r.choice(((1,), (7,), (33,), (64,), (197,), (1, 50), (2, 33), (3, 17)))
+    columns = tuple(r.choice((8, 16, 24, 72, 96, 100, 128, 192)) for _ in range(r.choice((1, 1, 1, 2, 3))))
+    gamma = r.random() < 0.8
+    return Case(
+        rows, r.choice((64, 96, 128, 192, 256, 384, 512, 100, 768)), columns, gamma, gamma and r.random() < 0.8, r.random() < 0.8,
+        r.choice((1e-5, 1e-5, 1e-12, 1e-2)), r.random() < 0.3, r.randrange(len(_ENDS)), r.choice((0, 0, 0, 0, 0, 0, 1, 2)),
+        r.choice(("", "", "", "mean", "outlier", "equal", "zero", "infinite", "nan", "large", "small")),
+    )  # fmt: skip
+
+
+class Block(nn.Module):
+    def __init__(self, given: Case) -> None:
+        super().__init__()
+        self.given = given
+        self.norm = nn.LayerNorm(given.width, given.epsilon, given.gamma, given.beta)
+        self.products = nn.ModuleList(nn.Linear(given.width, n, given.bias) for n in given.columns)
+        self.end = _ENDS[given.end]()
+        with torch.no_grad():
+            for p in self.norm.parameters():
+                p.normal_()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        given = self.given
+        if given.written:
+            apart = x - x.mean(-1, keepdim=True)
+            y = apart * (apart.square().mean(-1, keepdim=True) + given.epsilon).rsqrt()
+            y = y * self.norm.weight if given.gamma else y
+            y = y + self.norm.bias if given.beta else y
+        else:
+            y = F.layer_norm(x, (given.width,), self.norm.weight, self.norm.bias, given.epsilon)
+        results = [self.end(product(y)) for product in self.products]
+        if given.elsewhere == 1:
+            results[0] = results[0] + y.amax(-1, keepdim=True)
+        return (*results, y) if given.elsewhere == 2 else tuple(results)
+
+
+def numbers(given: Case) -> Tensor:
+    x = torch.randn(*given.rows, given.width)
+    flat = x.view(-1, given.width)
+    some = torch.rand(len(flat)) < 0.5
+    some[int(torch.randint(len(flat), ()))] = True
+    if given.strange == "mean":
+        flat[some] += torch.randn(int(some.sum()), 1) * 100
+    elif given.strange == "outlier":
+        flat[some, int(torch.randint(given.width, ()))] = 300.0
+        flat[some, 0] = -200.0
+    elif given.strange == "equal":
+        flat[some] = torch.randn(int(some.sum()), 1)
+    elif given.strange == "zero":
+        flat[some] = 0
+    elif given.strange == "infinite":
+        flat[some, int(torch.randint(given.width, ()))] = float("inf")
+    elif given.strange == "nan":
+        flat[some, int(torch.randint(given.width, ()))] = float("nan")
+    elif given.strange == "large":
+        flat[some] *= 10000
+    elif given.strange == "small":
+        flat[some] *= 1e-4
+    return x
+
+
+def check(seed: int, plan: str) -> list[str]:
+    """Compares a case with torch in float64, and with kernels apart; the names of its kernels. Raises AssertionError."""
+    given = case(seed)
+    torch.manual_seed(seed)
+    short = torch.bfloat16 if "bf16" in plan else torch.float16
+    model, x = Block(given).eval().to(short).requires_grad_(False), numbers(given).to(short)
+    made = {}
+    for rounds in (1000, -1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(normed, "_ROUNDS", rounds)
+            with lapilli.compile(model, (x,), target=plan, fallback="error") as program:
+                made[rounds] = program(x), program(x), kernels(program)
+    (found, again, names), (apart, _, before) = made.values()
+    with torch.no_grad():
+        exact = model.double()(x.double())
+    # A result is rounded, and the weights times gamma are, where y was. Sums of x and of its mean cancel in float32.
+    step = 2**-8 if short is torch.bfloat16 else 2**-11
+    wide = x.double()
+    cancelled = wide.abs().amax(-1) / (wide.var(-1, unbiased=False) + given.epsilon).sqrt()
+    bound = 3 * step + 2**-20 * cancelled.nan_to_num(0, 0, 0)
+    for y, same, two, wanted in zip(found, again, apart, exact, strict=True):
+        assert torch.equal(y.nan_to_num(), same.nan_to_num()), f"{given}: runs differ"
+        assert torch.equal(y.isnan(), two.isnan()) and torch.equal(y.isinf(), two.isinf()), f"{given}: other numbers"
+        assert torch.equal(y.isnan(), wanted.isnan()), f"{given}: other numbers than torch's"
+        rows = wanted.isfinite().all(-1) & y.isfinite().all(-1)
+        size = wanted.norm(dim=-1) + wanted.shape[-1] ** 0.5 * 0.1
+        error = ((y.double() - wanted).norm(dim=-1) / size)[rows]
+        assert bool((error <= bound[rows]).all()), (
+            f"{given}: {error.max()}, where {bound[rows][error.argmax()]} is allowed"
+        )
+    read = sum("row_sum" in n for n in names)
+    assert read == sum("row_sum" in n for n in before) or not given.elsewhere, f"{given}: {names}"
+    taken = [f"{n} of norms" for n in names if n == "matmul_matrix" and read == 0]
+    return taken or [n for n in names if "matmul" in n]
+
+
+if __name__ == "__main__":
+    random_cases.main(__doc__, "norms", ("gpu-fp16-matrix", "gpu-bf16-matrix"), check)
