@@ -111,6 +111,29 @@ def test_who_reads_it(products: int, elsewhere: bool, taken: bool) -> None:
     assert is_taken_in(schedule(Read(products, elsewhere), torch.randn(1, 200, WIDTH))) == taken
 
 
+class Residual(nn.Module):
+    """A norm that products read, and what is added to their results."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.norm, self.depth = nn.LayerNorm(WIDTH), depth
+        self.products = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = z = self.norm(x)
+        for p in self.products[: self.depth]:
+            z = p(z).relu()
+        return y + z
+
+
+def test_a_residual_of_what_is_normed() -> None:
+    """Two small kernels beside the product have the sums of rows. An epilogue of the same product would wait for them."""
+    made = schedule(Residual(2), torch.randn(1, 200, WIDTH))
+    assert is_taken_in(made)
+    assert [len(made.order.run), sum(made.order.run_barriers)] == [4, 1]
+    assert not is_taken_in(schedule(Residual(1), torch.randn(1, 200, WIDTH)))
+
+
 def test_the_result_is_read_by_the_caller() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

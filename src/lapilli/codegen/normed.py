@@ -1,11 +1,11 @@
-"""Products on matrix units take in the layer norms of their rows, which then need no kernel and no level of their own."""
+"""Products on matrix units take in the layer norms of their rows, which then need no level of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lapilli.codegen import gpu
+from lapilli.codegen import gpu, rows
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.emit import NotVectorizable
 from lapilli.codegen.gpu_tiles import Tiles
@@ -13,10 +13,11 @@ from lapilli.codegen.layer_norms import MOST_NORMED, NORMS_SHARED, LayerNorm, No
 from lapilli.codegen.packing import flat
 from lapilli.codegen.template import Context
 from lapilli.codegen.tiles import MatrixTile
-from lapilli.ir.expr import Expr, Load, binary, const, rewrite, select
+from lapilli.ir.expr import Expr, Load, binary, cast_to, const, loads, rewrite, select
 from lapilli.ir.integer import Int, as_int, of
 from lapilli.ir.node import Constant, Matmul
 from lapilli.schedule.copies import Packed, insert_copies
+from lapilli.schedule.fuse_reductions import fuse_rows
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.plan import Draft
 from lapilli.schedule.roots import chase
@@ -27,40 +28,102 @@ _ROUNDS = 2
 
 
 def take_in_norms(tasks: Sequence[Task], made: Draft, ctx: Context, kernels: Kernels) -> list[Task]:
-    """The tasks, without the layer norms that only such products read."""
+    """The tasks, without the layer norms that such products read. Where an epilogue reads one, too, as the next residual does, two
+    small kernels beside the product have the sums of its rows, and the epilogue norms what it reads.
+    """
     if not ctx.target.cooperative_matrix:
         return list(tasks)
     count = readers(insert_copies(tasks))  # kernels' own steps and copies read, too
-    left = {t.out.id: t for t in tasks}
+    left: dict[int, tuple[Task, ...]] = {t.out.id: (t,) for t in tasks}
     for task in tasks:
         norm = layer_norm(task) if task.out.id not in made.kept else None
         if norm is None:
             continue
-        reading = [t for t in left.values() if any(n is task.out for n in t.reads())]
-        if not reading or len(reading) != count[task.out.id] or not _pays(reading, ctx):
+        reading = [t for some in left.values() for t in some if any(n is task.out for n in t.reads())]
+        if len(reading) != count[task.out.id] or not _pays(reading, task, ctx):
+            continue
+        beside = _sums(task, norm, ctx) if any(_in_epilogue(t, task) for t in reading) else ()
+        if beside is None:
             continue
         taken = [_normed(t, task, norm, ctx, kernels) for t in reading]
         if all(t is not None for t in taken):
             for t in taken:
                 assert t is not None
-                left[t.out.id] = t
+                left[t.out.id] = (t,)
                 ctx.withdraw(t)
-            del left[task.out.id]
+            left[task.out.id] = beside
             ctx.withdraw(task)
-    return list(left.values())
+    return [t for some in left.values() for t in some]
 
 
-def _pays(tasks: Sequence[Task], ctx: Context) -> bool:
-    rounds = 0
+def _in_epilogue(task: Task, before: Task) -> bool:
+    return any(ld.node is before.out for ld in loads(task.value))
+
+
+def _pays(tasks: Sequence[Task], before: Task, ctx: Context) -> bool:
+    """Whether products read a norm, few tiles of them, and what else reads it does so in the epilogues of others as small."""
+    products = others = 0
     for t in tasks:
         if not isinstance(t.template, Tiles) or t.template.tile is None:
             return False
-        rounds += -(-estimate(t.template.tile_count) // ctx.target.compute_units)
-    return rounds <= _ROUNDS
+        rounds = -(-estimate(t.template.tile_count) // ctx.target.compute_units)
+        if not _in_epilogue(t, before):
+            products += rounds
+        elif any(n is before.out for n in t.template.operands):
+            return False  # it would wait for the sums
+        else:
+            others += rounds
+    return 0 < products <= _ROUNDS and others <= _ROUNDS
+
+
+def _sums(task: Task, norm: LayerNorm, ctx: Context) -> tuple[Task, ...] | None:
+    """The sums of a norm's rows, and of the squares of differences from their means, each by a kernel that waits for no other."""
+    members = {m.out.id: m for m in task.members}
+    found = [members.get(s.out.id) for s in norm.row.steps]
+    if len(members) != len(found) or None in found:
+        return None
+    first, second = (m for m in found if m is not None)
+    fused = fuse_rows([first, second], [second.out], ctx.target)
+    alone = replace(first, row=rows.alone(first, ctx))
+    if len(fused) != 1 or alone.row is None:
+        return None
+    for t in (alone, *fused):
+        ctx.dense(t.out)
+        rows.choose(t, ctx)
+    return alone, *fused
 
 
 def _normed(task: Task, before: Task, norm: LayerNorm, ctx: Context, kernels: Kernels) -> Task | None:
-    """A product that norms the rows that it reads; None if its kernel cannot."""
+    """A product that norms what it reads, its rows or what its epilogue adds; None if its kernel cannot."""
+    made = _with_end(task, before, norm) if _in_epilogue(task, before) else _with_rows(task, before, norm, ctx)
+    if made is None or sum(map(ctx.target.parts, (made.out, *made.reads()))) > ctx.target.bindings:
+        return None
+    try:
+        kernels.of(made)
+    except NotVectorizable:
+        return None
+    return made
+
+
+def _with_end(task: Task, before: Task, norm: LayerNorm) -> Task | None:
+    """A task whose epilogue norms what it reads."""
+    failed = False
+
+    def instead(ld: Expr) -> Expr | None:
+        nonlocal failed
+        assert isinstance(ld, Load)
+        if ld.node is not before.out:
+            return None
+        place = norm.at(ld.index)
+        failed = failed or place is None
+        return None if place is None else cast_to(rewrite(norm.row.value, place), ld.dtype)
+
+    value = rewrite(task.value, {}, instead)
+    return None if failed else replace(task, value=value, origins=[*before.origins, *task.origins])
+
+
+def _with_rows(task: Task, before: Task, norm: LayerNorm, ctx: Context) -> Task | None:
+    """A product that norms the rows that it reads; None if its tile cannot."""
     template, reduction = task.template, task.reduction
     if not isinstance(template, Tiles) or reduction is None or not _is_plain(template, before, ctx):
         return None
@@ -76,8 +139,8 @@ def _normed(task: Task, before: Task, norm: LayerNorm, ctx: Context, kernels: Ke
     view = gpu.matmul_operands(replace(task, reduction=plain), ctx)
     if view is None or view.lhs.node.dtype is not template.w.dtype or not isinstance(view.rhs.node, Constant):
         return None
-    rows = gpu.matmul_rows(view.lhs, view.m, view.k, gpu.SHORTS)
-    if rows is None or rows.transposed:
+    lying = gpu.matmul_rows(view.lhs, view.m, view.k, gpu.SHORTS)
+    if lying is None or lying.transposed:
         return None
     rhs, stored = view.rhs, flat(view.rhs.node, ctx)
 
@@ -90,15 +153,8 @@ def _normed(task: Task, before: Task, norm: LayerNorm, ctx: Context, kernels: Ke
 
     sizes = [as_int(1), view.k, template.w.shape[2]]
     w = ctx.packed("normed", rhs.node, sizes, body, template.w.dtype)
-    made = replace(template, rows=rows, w=w, norms=Norms.of(norm, w, element, ctx))
-    taken = replace(task, template=made, origins=[*before.origins, *task.origins])
-    if sum(map(ctx.target.parts, (taken.out, *taken.reads()))) > ctx.target.bindings:
-        return None
-    try:
-        kernels.of(taken)
-    except NotVectorizable:
-        return None
-    return taken
+    made = replace(template, rows=lying, w=w, norms=Norms.of(norm, w, element, ctx))
+    return replace(task, template=made, origins=[*before.origins, *task.origins])
 
 
 def _is_plain(template: Tiles, before: Task, ctx: Context) -> bool:
