@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lapilli.capture import capture
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.layer_norms import layer_norm
-from lapilli.codegen.select import schedule_of
+from lapilli.codegen.select import schedule_of, write_all
 from lapilli.codegen.template import Asked
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
@@ -75,6 +75,12 @@ OTHERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "of parts": lambda x, gamma, beta: F.layer_norm(x.unflatten(-1, (4, -1)), (WIDTH // 4,)).flatten(-2),
     "over rows": lambda x, gamma, beta: F.layer_norm(x.mT, (x.shape[-2],)).mT,
     "a softmax": lambda x, gamma, beta: x.softmax(-1),
+    "another epsilon a row": lambda x, gamma, beta: (x - x.mean(-1, True)) * (
+        (x - x.mean(-1, True)).square().mean(-1, True) + x.amax(-1, True).exp()).rsqrt(),
+    "an epsilon that is computed": lambda x, gamma, beta: (x - x.mean(-1, True)) * (
+        (x - x.mean(-1, True)).square().mean(-1, True) + x.square().sum()).rsqrt(),
+    "rows across memory": lambda x, gamma, beta: F.layer_norm(x.reshape(1, WIDTH, -1).mT, (WIDTH,)),
+    "small gammas": lambda x, gamma, beta: F.layer_norm(x, (WIDTH,), gamma * 1e-4),
 }  # fmt: skip
 
 
@@ -88,6 +94,59 @@ def test_norms_that_are_taken_in(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_such_a_norm(name: str) -> None:
     assert not is_taken_in(schedule(Block(OTHERS[name]), torch.randn(1, 200, WIDTH)))
+
+
+@pytest.mark.parametrize("norm", [F.layer_norm, F.rms_norm])
+@pytest.mark.parametrize("rows", [1, 200])  # kernels of few rows take in norms, too
+@pytest.mark.parametrize("part", [slice(None, 128), slice(128, None), slice(None, None, 2)])
+def test_products_of_a_part_of_the_row(norm: Callable[..., Tensor], rows: int, part: slice) -> None:
+    """Its sums are others than the row's."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = nn.Linear(128, 96)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.product(norm(x, (WIDTH,))[:, part])
+            return y
+
+    made = schedule(Part(), torch.randn(rows, WIDTH))
+    assert not is_taken_in(made)
+    assert any(t.row is not None for t in made.order.run)
+
+
+def test_pointwise_convolutions_leave_it() -> None:
+    """A norm over channels before a 1x1 convolution: its tiles read rows as those of products do."""
+
+    class Channels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.convolution = nn.LayerNorm(WIDTH), nn.Conv2d(WIDTH, 96, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.convolution(self.norm(x).permute(0, 3, 1, 2))
+            return y
+
+    assert not is_taken_in(schedule(Channels(), torch.randn(1, 14, 14, WIDTH)))
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_identical_layers_have_the_same_kernels(layers: int) -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Residual(2) for _ in range(layers))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    made = schedule(Layers(), torch.randn(1, 200, WIDTH))
+    texts = {w.source for t, w in write_all(made).items() if t in {r.out.id for r in made.order.run}}
+    assert len(made.order.run) == 4 * layers
+    assert len(texts) <= 6
 
 
 class Read(nn.Module):

@@ -43,17 +43,15 @@ class Block(nn.Module):
 
 
 TILES = [
-    (32, 32, 128, 32, 32, 4, 2), (16, 64, 64, 16, 16, 1, 1), (16, 16, 256, 16, 16, 8, 1), (64, 96, 48, 32, 32, 1, 2),
-    (32, 64, 64, 16, 32, 2, 1), (64, 64, 32, 32, 32, 1, 2),
+    (48, 64, 64, 48, 16, 1, 1), (64, 64, 64, 32, 32, 1, 2, True), (32, 32, 128, 32, 32, 4, 2), (16, 64, 64, 16, 16, 1, 1),
+    (16, 16, 256, 16, 16, 8, 1), (64, 96, 48, 32, 32, 1, 2), (32, 64, 64, 16, 32, 2, 1), (64, 64, 32, 32, 32, 1, 2),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", TILES, ids=str)
 @pytest.mark.parametrize("width", [192, 200])  # with and without a chunk that is not full
-def test_every_kind_of_tile(
-    sizes: tuple[int, int, int, int, int, int, int], width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows of a thread: one, two and more; of sixteen threads, four, six."""
+def test_every_kind_of_tile(sizes: tuple[Any, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a thread: one, two, three and more; of sixteen threads, eight, six; tiles in bands, whose epilogue reads ahead."""
     tile = MatrixTile(*sizes)
     whole = normed._normed
 
@@ -93,3 +91,75 @@ def test_a_residual_of_what_is_normed() -> None:
         with torch.no_grad():
             wanted = model.double()(x.double())
         assert float((program(x).double() - wanted).norm() / wanted.norm()) < 2**-10
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-5, 0.0])
+def test_rows_of_equal_numbers(epsilon: float) -> None:
+    """Their deviation is zero, and 1 / sqrt(epsilon) a million: they are beta all the same, and NaN without an epsilon."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(256, eps=epsilon), nn.Linear(256, 96)).eval().half()
+    x = torch.tensor([0, 1, 5, 100, -3e4])[:, None].repeat(8, 256).half()
+    with lapilli.compile(model, (x,), target="gpu-fp16-matrix", fallback="error") as program:
+        assert random_blocks.kernels(program) == ["matmul_matrix"]
+        found = program(x)
+    if epsilon == 0:
+        assert bool(found.isnan().all())
+    else:
+        torch.testing.assert_close(found, model[1].bias.expand_as(found), rtol=2**-11, atol=0)
+
+
+@pytest.mark.parametrize("gamma", [1e-5, 1e-3, 0.1, 1.0, 10.0, 1000.0])
+def test_gammas_of_any_size(gamma: float) -> None:
+    """Weights times gamma are halves: where these would be denormal or infinite, the norm keeps its kernel."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 96, bias=False)).eval().half().requires_grad_(False)
+    model[0].weight.mul_(gamma)
+    model[1].weight.mul_(4)
+    x = torch.randn(40, 256).half()
+    with lapilli.compile(model, (x,), target="gpu-fp16-matrix", fallback="error") as program:
+        taken = random_blocks.kernels(program) == ["matmul_matrix"]
+        found = program(x).double()
+    wanted = model.double()(x.double())
+    finite = wanted.abs() < 65000
+    assert taken == (0.1 <= gamma <= 10)
+    # Without a kernel of its own, what is normed would be as precise only where gamma is not below 2^-14.
+    assert float((found - wanted)[finite].norm() / wanted[finite].norm()) < (2**-10 if gamma >= 1e-3 else 2**-8)
+
+
+class States(nn.Module):
+    """A state that is normed, and changed after it was read. order: of what is done."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.norm, self.product, self.back, self.order = (
+            nn.LayerNorm(128),
+            nn.Linear(128, 128),
+            nn.Linear(128, 128),
+            order,
+        )
+        self.register_buffer("kept", torch.randn(40, 128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.order == "first":
+            self.kept.copy_(x)
+        y = self.norm(self.kept)
+        if self.order == "between":
+            self.kept.copy_(x)
+        z = y + self.back(self.product(y).relu())
+        if self.order == "last":
+            self.kept.copy_(x)
+        result: Tensor = z
+        return result
+
+
+@pytest.mark.parametrize("order", ["first", "between", "last"])
+def test_states_that_are_normed(order: str) -> None:
+    torch.manual_seed(0)
+    model = States(order).eval().half().requires_grad_(False)
+    given = [torch.randn(40, 128).half() for _ in range(3)]
+    with lapilli.compile(model, (given[0],), target="gpu-fp16-matrix", fallback="error") as program:
+        found = [program(x).double() for x in given]
+    exact = model.double()
+    for x, y in zip(given, found, strict=True):
+        wanted = exact(x.double())
+        assert float((y - wanted).norm() / wanted.norm()) < 2**-10

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-SHARE = 32
+SHARE = 40
 """Of like cases, a run takes one in so many."""
 
 COMPILING = ("tests/conformance/", "tests/integration/")

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.scaled_rows import factors_of, place_of
 from lapilli.codegen.template import Context
@@ -19,8 +21,9 @@ from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Op, binary, cast_to, const, ints_of, load, loads, rewrite, walk
 from lapilli.ir.integer import Atom, Int, Var, as_int
+from lapilli.ir.interpret import evaluate
 from lapilli.ir.narrow import OPERATIONS
-from lapilli.ir.node import Constant, Node, Reduce
+from lapilli.ir.node import Constant, Map, Node, Reduce
 from lapilli.schedule.copies import Packed
 from lapilli.schedule.fuse_reductions import RowFusion, Step
 from lapilli.schedule.task import Task
@@ -36,7 +39,7 @@ NOT_NORMED = "NotNormed"
 @dataclass(frozen=True)
 class LayerNorm:
     """x: a load of what is normed; inner: the axis along the row. scale: of a load of `squares`, the sum of squares of differences
-    from the mean. gamma, beta: of constants, along the axis; None: there is none.
+    from the mean, and of nothing else. gamma, beta: of constants, along the axis; None: there is none.
     """
 
     row: RowFusion
@@ -46,6 +49,14 @@ class LayerNorm:
     scale: Expr
     gamma: Expr | None
     beta: Expr | None
+
+    def largest_gamma(self) -> float:
+        """The largest of their magnitudes; NaN where one is."""
+        if self.gamma is None:
+            return 1.0
+        known = {ld.node.id: ld.node.numbers for ld in loads(self.gamma) if isinstance(ld.node, Constant)}
+        gammas = Map((self.inner.extent,), DType.float32, "gamma", axes=(self.inner,), body=self.gamma)
+        return float(np.abs(evaluate(gammas, known, {})).max())
 
     def along(self, e: Expr, at: Int) -> Expr:
         """gamma or beta at a place along the row."""
@@ -76,20 +87,20 @@ def layer_norm(task: Task) -> LayerNorm | None:
         value = value.args[0]
     beta = None
     if isinstance(value, Op) and value.op == "add":
-        value, beta = (value.args[k] for k in ((0, 1) if _sums(value.args[0]) & {first.reduction.id} else (1, 0)))
+        value, beta = (value.args[k] for k in ((0, 1) if _loaded(value.args[0]) & {first.reduction.id} else (1, 0)))
     scale, gamma, found = const(1.0), None, False
     for e, divides in factors_of(value, [first.reduction, second.reduction], task.out.dtype):
         if e == apart and not divides and not found:
             found = True
-        elif _sums(e) & {first.reduction.id, second.reduction.id}:
-            if first.reduction.id in _sums(e) or any(
+        elif _loaded(e) & {first.reduction.id, second.reduction.id}:
+            if first.reduction.id in _loaded(e) or any(
                 _reads(i, a) for a in row.inner for y in walk(e) for i in ints_of(y)
             ):
                 return None
             scale = binary("div" if divides else "mul", scale, e)
         else:
             gamma = binary("div" if divides else "mul", const(1.0) if gamma is None else gamma, e)
-    if not found or scale.dtype is not DType.float32 or not _sums(scale) & {second.reduction.id}:
+    if not found or scale.dtype is not DType.float32 or not _loaded(scale) & {second.reduction.id}:
         return None
     if any(e is not None and not _is_of_constants(e, along) for e in (gamma, beta)):
         return None
@@ -126,12 +137,17 @@ def _is_mean(e: Expr, total: Node, count: Int) -> bool:
     )
 
 
-def _sums(e: Expr) -> set[int]:
+def _loaded(e: Expr) -> set[int]:
     return {ld.node.id for ld in loads(e)}
 
 
 def _reads(i: Int, axis: Var) -> bool:
     return axis in i.atoms()
+
+
+def _is_of(e: Expr, total: Node) -> bool:
+    """Whether an expression depends on a sum, and on nothing else: its kernel has nothing else."""
+    return all(y.node is total if isinstance(y, Load) else not ints_of(y) for y in walk(e))
 
 
 def _is_of_constants(e: Expr, along: Var) -> bool:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from lapilli.codegen import gpu, rows
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.emit import NotVectorizable
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.layer_norms import MOST_NORMED, NORMS_SHARED, LayerNorm, Norms, layer_norm
 from lapilli.codegen.packing import flat
+from lapilli.codegen.scaled_rows import is_whole_row
 from lapilli.codegen.template import Context
 from lapilli.codegen.tiles import MatrixTile
+from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, binary, cast_to, const, loads, rewrite, select
-from lapilli.ir.integer import Int, as_int, of
+from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Constant, Matmul
 from lapilli.schedule.copies import Packed, insert_copies
 from lapilli.schedule.fuse_reductions import fuse_rows
@@ -23,6 +27,8 @@ from lapilli.schedule.plan import Draft
 from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task, readers
 
+_GAMMA, _HALF = 16.0, 32768.0
+"""The range of a norm's largest gamma, and of its products with weights."""
 _ROUNDS = 2
 """Rounds of tiles of all products that read a norm, up to which a kernel of its own takes longer."""
 
@@ -34,26 +40,39 @@ def take_in_norms(tasks: Sequence[Task], made: Draft, ctx: Context, kernels: Ker
     if not ctx.target.cooperative_matrix:
         return list(tasks)
     count = readers(insert_copies(tasks))  # kernels' own steps and copies read, too
-    left: dict[int, tuple[Task, ...]] = {t.out.id: (t,) for t in tasks}
+    reading: dict[int, list[int]] = {}  # by what is read: results
+    for t in tasks:
+        for n in t.reads():
+            reading.setdefault(n.id, []).append(t.out.id)
+    left = {t.out.id: t for t in tasks}
+    sums: dict[int, tuple[Task, ...]] = {}  # instead of a norm
     for task in tasks:
         norm = layer_norm(task) if task.out.id not in made.kept else None
         if norm is None:
             continue
-        reading = [t for some in left.values() for t in some if any(n is task.out for n in t.reads())]
-        if len(reading) != count[task.out.id] or not _pays(reading, task, ctx):
+        those = [left[i] for i in reading.get(task.out.id, ())]
+        if len(those) != count[task.out.id] or not _pays(those, task, ctx):
             continue
-        beside = _sums(task, norm, ctx) if any(_in_epilogue(t, task) for t in reading) else ()
+        beside = _sums(task, norm, ctx) if any(_in_epilogue(t, task) for t in those) else ()
         if beside is None:
             continue
-        taken = [_normed(t, task, norm, ctx, kernels) for t in reading]
-        if all(t is not None for t in taken):
-            for t in taken:
-                assert t is not None
-                left[t.out.id] = (t,)
-                ctx.withdraw(t)
-            left[task.out.id] = beside
-            ctx.withdraw(task)
-    return [t for some in left.values() for t in some]
+        for t in beside:
+            ctx.dense(t.out)
+        taken = [_normed(t, task, norm, ctx, kernels) for t in those]
+        if None in taken:
+            for t in beside:
+                del ctx.layouts[t.out.id]
+            continue
+        for t in beside:
+            rows.choose(t, ctx)
+        for old, new in zip(those, taken, strict=True):
+            assert new is not None
+            left[new.out.id] = new
+            if new.template is not old.template:
+                ctx.withdraw(new)
+        sums[task.out.id] = beside
+        ctx.withdraw(task)
+    return [t for i, task in left.items() for t in sums.get(i, (task,))]
 
 
 def _in_epilogue(task: Task, before: Task) -> bool:
@@ -87,9 +106,6 @@ def _sums(task: Task, norm: LayerNorm, ctx: Context) -> tuple[Task, ...] | None:
     alone = replace(first, row=rows.alone(first, ctx))
     if len(fused) != 1 or alone.row is None:
         return None
-    for t in (alone, *fused):
-        ctx.dense(t.out)
-        rows.choose(t, ctx)
     return alone, *fused
 
 
@@ -99,10 +115,10 @@ def _normed(task: Task, before: Task, norm: LayerNorm, ctx: Context, kernels: Ke
     if made is None or sum(map(ctx.target.parts, (made.out, *made.reads()))) > ctx.target.bindings:
         return None
     try:
-        kernels.of(made)
+        bindings = len(kernels.of(made).bindings)
     except NotVectorizable:
         return None
-    return made
+    return made if bindings <= ctx.target.bindings else None  # nothing is left for a kernel that would bind fewer
 
 
 def _with_end(task: Task, before: Task, norm: LayerNorm) -> Task | None:
@@ -128,10 +144,11 @@ def _with_rows(task: Task, before: Task, norm: LayerNorm, ctx: Context) -> Task 
     if not isinstance(template, Tiles) or reduction is None or not _is_plain(template, before, ctx):
         return None
     contraction = reduction.contraction
-    assert isinstance(contraction, Matmul)
+    if not isinstance(contraction, Matmul):
+        return None
     root, index = chase(contraction.lhs, contraction.lhs_index, dict(ctx.views))
     place = norm.at(index) if root is before.out else None
-    if place is None or place[norm.inner] != of(contraction.inner):
+    if place is None or not is_whole_row(norm.inner, place, contraction.inner):
         return None
     x = rewrite(norm.x, place)
     assert isinstance(x, Load)
@@ -139,6 +156,8 @@ def _with_rows(task: Task, before: Task, norm: LayerNorm, ctx: Context) -> Task 
     view = gpu.matmul_operands(replace(task, reduction=plain), ctx)
     if view is None or view.lhs.node.dtype is not template.w.dtype or not isinstance(view.rhs.node, Constant):
         return None
+    if isinstance(view.lhs.node, Packed) or not _is_in_range(norm, view.rhs.node):
+        return None  # a copy would be a level, too
     lying = gpu.matmul_rows(view.lhs, view.m, view.k, gpu.SHORTS)
     if lying is None or lying.transposed:
         return None
@@ -155,6 +174,17 @@ def _with_rows(task: Task, before: Task, norm: LayerNorm, ctx: Context) -> Task 
     w = ctx.packed("normed", rhs.node, sizes, body, template.w.dtype)
     made = replace(template, rows=lying, w=w, norms=Norms.of(norm, w, element, ctx))
     return replace(task, template=made, origins=[*before.origins, *task.origins])
+
+
+def _is_in_range(norm: LayerNorm, weights: Constant) -> bool:
+    """Whether weights times gamma are halves without loss: neither too large, nor most of them denormal."""
+    if weights.dtype is not DType.float16:
+        return True
+    gamma = norm.largest_gamma()
+    largest = (
+        (weights.value.view(np.uint16) & 0x7FFF).max(initial=0).view(np.float16)
+    )  # NaN and infinity are the largest
+    return 1 / _GAMMA <= gamma <= _GAMMA and float(largest) * gamma <= _HALF
 
 
 def _is_plain(template: Tiles, before: Task, ctx: Context) -> bool:

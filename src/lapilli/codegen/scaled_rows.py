@@ -5,7 +5,7 @@ that reads whole rows needs no kernel before it: it adds up the terms of the row
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
@@ -114,7 +114,7 @@ def scaled_rows(task: Task, ctx: Context) -> ScaledRows | None:
         return None
     along = contraction.inner
     inner = [a for a in row.inner if a.extent != 1]
-    if len(inner) != 1 or place[inner[0]] != of(along):
+    if len(inner) != 1 or not is_whole_row(inner[0], place, along):
         return None
     if any(reads(i, along) for a in row.outer for i in [place[a]]):
         return None
@@ -149,6 +149,11 @@ def place_of(row: RowFusion, at: Sequence[Int]) -> dict[Atom, Int] | None:
             return None
         place[axis] = i
     return place if all(a in place for a in (*row.outer, *row.inner)) else None
+
+
+def is_whole_row(inner: Var, place: Mapping[Atom, Int], along: Var) -> bool:
+    """Whether a product whose sum runs over `along` reads all of a row. A part of one has other sums than the row."""
+    return place[inner] == of(along) and inner.extent == along.extent
 
 
 def _split(value: Expr, total: Node, inner: set[Var], dtype: DType) -> tuple[Expr, Expr] | None:
