@@ -84,7 +84,7 @@ CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
     "products of layer norms": (
         Function(
             lambda x, g, w, v: F.linear(F.layer_norm(x + F.linear(x, v), (512,), g), w),
-            weight(512), weight(768, 512), weight(512, 512),
+            weight(512) + 1, weight(768, 512), weight(512, 512),
         ),
         (torch.zeros(64, 512),),
     ),

@@ -27,8 +27,8 @@ from lapilli.schedule.plan import Draft
 from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task, readers
 
-_GAMMA, _HALF = 16.0, 32768.0
-"""The range of a norm's largest gamma, and of its products with weights."""
+_GAMMA, _LEAST, _MOST = 256.0, 1 / 128, 32768.0
+"""The range of a norm's largest gamma, and of its product with the largest weight."""
 _ROUNDS = 2
 """Rounds of tiles of all products that read a norm, up to which a kernel of its own takes longer."""
 
@@ -177,14 +177,15 @@ def _with_rows(task: Task, before: Task, norm: LayerNorm, ctx: Context) -> Task 
 
 
 def _is_in_range(norm: LayerNorm, weights: Constant) -> bool:
-    """Whether weights times gamma are halves without loss: neither too large, nor most of them denormal."""
+    """Whether weights times gamma are halves without loss: none of them too large, and few that matter denormal."""
     if weights.dtype is not DType.float16:
         return True
     gamma = norm.largest_gamma()
     largest = (
         (weights.value.view(np.uint16) & 0x7FFF).max(initial=0).view(np.float16)
     )  # NaN and infinity are the largest
-    return 1 / _GAMMA <= gamma <= _GAMMA and float(largest) * gamma <= _HALF
+    product = gamma * float(largest)
+    return product == 0 or (1 / _GAMMA <= gamma <= _GAMMA and _LEAST <= product <= _MOST)
 
 
 def _is_plain(template: Tiles, before: Task, ctx: Context) -> bool:
