@@ -234,6 +234,30 @@ def test_weights_that_are_arguments() -> None:
     assert not is_taken_in(schedule_of(lower(found, "fp32", True), of_device(KNOWN["h100"], half=True, matrix=True)))
 
 
+@pytest.mark.parametrize("shape", [(), (200, 1), (200, WIDTH)])
+@pytest.mark.parametrize("computed", [False, True])
+def test_an_epsilon_that_is_read(shape: tuple[int, ...], computed: bool) -> None:
+    """The kernel has nothing but the sums to make a scale of."""
+
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = nn.Linear(WIDTH, 96)
+
+        def forward(self, x: Tensor, e: Tensor) -> Tensor:
+            e = e.square().sum() if computed else e
+            apart = x - x.mean(-1, keepdim=True)
+            y: Tensor = self.product(apart * (apart.square().mean(-1, keepdim=True) + e).rsqrt())
+            return y
+
+    given = torch.randn(200, WIDTH).half(), torch.rand(shape).half()
+    with torch.no_grad():
+        found = prepare(capture(Given().half().eval(), given))
+    made = schedule_of(lower(found, "fp32", True), of_device(KNOWN["h100"], half=True, matrix=True))
+    assert not is_taken_in(made)
+    assert write_all(made)
+
+
 def test_open_rows_leave_it() -> None:
     rows = torch.export.Dim("rows", min=2, max=512)
     x = torch.randn(200, WIDTH)

@@ -93,9 +93,7 @@ def layer_norm(task: Task) -> LayerNorm | None:
         if e == apart and not divides and not found:
             found = True
         elif _loaded(e) & {first.reduction.id, second.reduction.id}:
-            if first.reduction.id in _loaded(e) or any(
-                _reads(i, a) for a in row.inner for y in walk(e) for i in ints_of(y)
-            ):
+            if not _is_of(e, second.reduction):
                 return None
             scale = binary("div" if divides else "mul", scale, e)
         else:

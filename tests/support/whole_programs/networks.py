@@ -301,14 +301,14 @@ def normalization(g: Generator) -> None:
             # Without eps it is a number of the type: another one in float64.
             "rms": ["F.rms_norm({0}, {0}.shape[-1:], {1}, eps=1e-6)"],
         }
-        norm = r.choice(text[kind])
+        normed = r.choice(text[kind])
         parts = {"": last, f"[..., : {last // 2}]": last // 2, "[..., ::2]": -(-last // 2), ".flip(-1)": last}
         part, count = r.choice([p for p in parts.items() if p[1]])
         if r.random() < 0.4:  # kernels of products may take a norm in, but only of whole rows
             weights = g.leaf([r.choice([3, 8, 16]), count], dtype, "weight", parameter=r.random() < 0.7)
-            g.emit(f"F.linear({norm}{part}, {{3}})", a, w, b, weights)
+            g.emit(f"F.linear({normed}{part}, {{3}})", a, w, b, weights)
         else:
-            g.emit(norm, a, w, b)
+            g.emit(normed, a, w, b)
     elif channels:
         w, b = (
             g.leaf([channels], dtype, "unit", parameter=r.random() < 0.7),
