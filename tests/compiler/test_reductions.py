@@ -10,6 +10,7 @@ import torch
 from plans import plan
 
 from lapilli.codegen.select import write_all
+from lapilli.ir.integer import Symbol
 from lapilli.target import CPU, KNOWN, Target, of_device
 
 H100 = of_device(KNOWN["h100"], half=True, matrix=True)
@@ -64,6 +65,20 @@ def test_an_open_number_has_pieces() -> None:
     shapes = ({0: torch.export.Dim("n", min=2), 1: torch.export.Dim("c", min=2)},)
     first, second = kernels(lambda x: x.sum(0), torch.empty(4096, 384), dynamic=(shapes,))
     assert "max(64, " in first and second.startswith("reduce_sum")
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("most", [100, 1 << 20, 1 << 24])
+def test_products_of_open_sizes_have_few_steps(rank: int, most: int) -> None:
+    """However large the product of their bounds is: indices have 31 bits."""
+    n = torch.export.Dim("n", min=2, max=most)
+    s = plan(lambda x: x.sum(), torch.empty((6,) * rank), target=CPU, dynamic=((dict.fromkeys(range(rank), n),),))
+    assert sum(t.reduction is not None for t in s.order.run) <= 3, [t.out for t in s.order.run]
+    sizes = {a for t in s.order.run for i in t.out.shape for a in i.atoms() if isinstance(a, Symbol)}
+    for count in (2, 3, 37, min(most, int(2 ** (31 / rank)))):
+        for i in (i for t in s.order.run for i in t.out.shape):
+            pieces = i.evaluate(dict.fromkeys(sizes, count))
+            assert 1 <= pieces <= max(128, -(-(count**rank) // 64)), (count, i)
 
 
 def test_batch_norm_in_training_reduces_twice() -> None:

@@ -159,6 +159,21 @@ def test_dynamic_shapes(device: str) -> None:
 
 
 @pytest.mark.long
+def test_gradients_of_quantiles_of_open_sizes() -> None:
+    """What is scattered is summed up over the product of several sizes, whose bound is far beyond what there can be."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.quantile(x, 0.3, 1)
+
+    compiled = torch.compile(f, backend="vulkan", dynamic=True)
+    for n in (6, 5):
+        x = torch.randn(n, n, n, n)
+        found, wanted = (x.clone().requires_grad_() for _ in range(2))
+        compiled(found).sum().backward()
+        f(wanted).sum().backward()
+        torch.testing.assert_close(found.grad, wanted.grad)
+
+
 def test_many_sizes() -> None:
     """Optimizers and losses over lists of tensors have a size for each; kernels take 32 numbers."""
 

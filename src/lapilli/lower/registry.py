@@ -291,7 +291,8 @@ class Call:
         total = math.prod(over, start=as_int(1))
         length = total.bounds[1]
         if longest is not None and not op.startswith("arg") and (length is None or length > longest):
-            return self._in_two_steps(op, body, tuple(sizes), tuple(over), stored, name)
+            most = None if length is None else min(length, _MOST_TERMS)
+            return self._in_two_steps(op, body, tuple(sizes), tuple(over), stored, name, most)
         axes, at = fresh_axes(tuple(sizes))
         raxes, r = fresh_axes(tuple(over), "rstuvwxy")
         return Reduce(
@@ -306,8 +307,9 @@ class Call:
         over: tuple[Int, ...],
         stored: DType,
         name: str,
+        most: int | None,
     ) -> Reduce:
-        """Reduces pieces of LONG elements, or of whole axes, then the results of the pieces."""
+        """Reduces pieces of LONG elements, or of whole axes, then the results of the pieces. most: elements that there can be."""
         outer = _pieces(over)
         if outer:
             inner = over[outer:]
@@ -315,12 +317,14 @@ class Call:
                 op, lambda at, r: body(at[: len(sizes)], (*at[len(sizes) :], *r)), (*sizes, *over[:outer]), inner, None,
                 f"{name}_pieces", None,
             )  # fmt: skip
-            return self._joined(op, of_axes, sizes, over[:outer], stored, name)
+            return self._joined(op, of_axes, sizes, over[:outer], stored, name, 0)
         total = math.prod(over, start=as_int(1))
         length = as_int(LONG)
         if total.value is None:  # short ones, for few results of many elements
             length = minimum(LONG, maximum(_OPEN_PIECE, ceildiv(total, _OPEN_PIECES)))
+            most = None if most is None else max(_OPEN_PIECES, -(-most // LONG))
         pieces = ceildiv(total, length)
+        most = most if pieces.value is None else pieces.value
 
         def piece(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
             rest = at[-1] * length + r[0]
@@ -332,22 +336,29 @@ class Call:
             return select([total - 1 - at[-1] * length - r[0]], value, neutral(op, value.dtype))
 
         partial = self.reduce(op, piece, (*sizes, pieces), (minimum(length, total),), None, f"{name}_pieces", None)
-        return self._joined(op, partial, sizes, (pieces,), stored, name)
+        return self._joined(op, partial, sizes, (pieces,), stored, name, most)
 
     def _joined(
-        self, op: str, partial: Reduce, sizes: tuple[Int, ...], pieces: tuple[Int, ...], stored: DType, name: str
-    ) -> Reduce:
-        """The results of pieces, reduced."""
+        self, op: str, partial: Reduce, sizes: tuple[Int, ...], pieces: tuple[Int, ...], stored: DType, name: str,
+        most: int | None,
+    ) -> Reduce:  # fmt: skip
+        """The results of pieces, reduced. most: of them; without a bound two steps must suffice."""
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
-        bounded = math.prod(pieces, start=as_int(1)).bounds[1] is not None
-        whole = self.reduce(
-            op, lambda at, r: cast_to(load(partial, [*at, *r]), partial.body.dtype), sizes, pieces, None, name,
-            LONG if bounded else None,  # without a bound, two steps must suffice
-        )  # fmt: skip
+
+        def result(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+            return cast_to(load(partial, [*at, *r]), partial.body.dtype)
+
+        if most is not None and most > LONG:
+            return self._in_two_steps(op, result, sizes, pieces, stored, name, most)
+        whole = self.reduce(op, result, sizes, pieces, None, name, None)
         whole.dtype = stored
         return whole
 
 
+_MOST_TERMS = 1 << 31
+"""Of a reduction: indices have 31 bits. The product of several open sizes has a bound far beyond that, and of so many steps the
+lengths together would overflow.
+"""
 _SHORTEST_PIECE = 64
 _OPEN_PIECE, _OPEN_PIECES = 64, 128
 """Of an open number of elements: a piece has so many at least, or is that part of all of them."""

@@ -303,8 +303,8 @@ def normalization(g: Generator) -> None:
         }
         normed = r.choice(text[kind])
         parts = {"": last, f"[..., : {last // 2}]": last // 2, "[..., ::2]": -(-last // 2), ".flip(-1)": last}
-        part, count = r.choice([p for p in parts.items() if p[1]])
-        if r.random() < 0.4:  # kernels of products may take a norm in, but only of whole rows
+        part, count = r.choice([p for p in parts.items() if p[1]] or [("", 0)])
+        if count and r.random() < 0.4:  # kernels of products may take a norm in, but only of whole rows
             weights = g.leaf([r.choice([3, 8, 16]), count], dtype, "weight", parameter=r.random() < 0.7)
             g.emit(f"F.linear({normed}{part}, {{3}})", a, w, b, weights)
         else:
