@@ -130,6 +130,8 @@ def _attention(
     if not is_trained(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, **options)
     if are_weights_small(q, k, v):
+        if attn_mask is not None and attn_mask.dtype is torch.bool:  # this composition would add ones and zeros
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, float("-inf"))
         whole: torch.Tensor = aten._scaled_dot_product_attention_math.default(
             q, k, v, attn_mask, 0.0, is_causal, **options
         )[0]
