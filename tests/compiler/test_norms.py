@@ -36,11 +36,14 @@ class Block(nn.Module):
         return y
 
 
-def schedule(model: nn.Module, x: Tensor, device: str = "h100", **more: object) -> Schedule:
+def schedule(
+    model: nn.Module, *given: Tensor, device: str = "h100", asked: list[Asked] | None = None, **more: object
+) -> Schedule:
+    """Of a model in half precision. more: for `capture`."""
     with torch.no_grad():
-        module = prepare(capture(model.half().eval(), (x.half(),), **more))
+        module = prepare(capture(model.half().eval(), tuple(x.half() for x in given), **more))
     target = of_device(KNOWN[device], half=True, matrix=device == "h100")
-    return schedule_of(lower(module, "fp32", True), target)
+    return schedule_of(lower(module, "fp32", True), target, asked=asked)
 
 
 def is_taken_in(made: Schedule) -> bool:
@@ -214,7 +217,7 @@ def test_large_products_leave_it(rows: int, taken: bool) -> None:
 
 @pytest.mark.parametrize("device", ["lavapipe", "swiftshader", "mali-g7x"])
 def test_no_matrix_units(device: str) -> None:
-    assert not is_taken_in(schedule(Block(module), torch.randn(1, 200, WIDTH), device))
+    assert not is_taken_in(schedule(Block(module), torch.randn(1, 200, WIDTH), device=device))
 
 
 def test_weights_that_are_arguments() -> None:
@@ -229,9 +232,7 @@ def test_weights_that_are_arguments() -> None:
             y: Tensor = self.product(F.layer_norm(x, (WIDTH,), gamma))
             return y
 
-    with torch.no_grad():
-        found = prepare(capture(Given().half().eval(), (torch.randn(200, WIDTH).half(), torch.randn(WIDTH).half())))
-    assert not is_taken_in(schedule_of(lower(found, "fp32", True), of_device(KNOWN["h100"], half=True, matrix=True)))
+    assert not is_taken_in(schedule(Given(), torch.randn(200, WIDTH), torch.randn(WIDTH)))
 
 
 @pytest.mark.parametrize("shape", [(), (200, 1), (200, WIDTH)])
@@ -250,10 +251,7 @@ def test_an_epsilon_that_is_read(shape: tuple[int, ...], computed: bool) -> None
             y: Tensor = self.product(apart * (apart.square().mean(-1, keepdim=True) + e).rsqrt())
             return y
 
-    given = torch.randn(200, WIDTH).half(), torch.rand(shape).half()
-    with torch.no_grad():
-        found = prepare(capture(Given().half().eval(), given))
-    made = schedule_of(lower(found, "fp32", True), of_device(KNOWN["h100"], half=True, matrix=True))
+    made = schedule(Given(), torch.randn(200, WIDTH), torch.rand(shape))
     assert not is_taken_in(made)
     assert write_all(made)
 
@@ -273,9 +271,6 @@ def test_work_of_load_is_done_at_load() -> None:
 
 def test_tuning_does_not_ask() -> None:
     """Candidates would be compared with and without the norm."""
-    with torch.no_grad():
-        found = prepare(capture(Block(module).half().eval(), (torch.randn(200, WIDTH).half(),)))
-    target = of_device(KNOWN["h100"], half=True, matrix=True)
     asked: list[Asked] = []
-    schedule_of(lower(found, "fp32", True), target, asked=asked)
+    assert is_taken_in(schedule(Block(module), torch.randn(200, WIDTH), asked=asked))
     assert not asked

@@ -74,6 +74,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[s
     "mask": ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), {"attn_mask": _mask(5, 7)}),
     "mask of a batch": ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), {"attn_mask": _mask(2, 1, 5, 7)}),
     "numbers": ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), {"attn_mask": torch.linspace(-3, 3, 35).reshape(5, 7)}),
+    "mask, one batch dimension": ((3, 5, 8), (3, 7, 8), (3, 7, 8), {"attn_mask": _mask(5, 7)}),
     "one batch dimension": ((3, 5, 8), (3, 7, 8), (3, 7, 8), {}),
     "three batch dimensions": ((2, 1, 3, 5, 8), (2, 1, 3, 7, 8), (2, 1, 3, 7, 8), {}),
 }  # fmt: skip
@@ -84,11 +85,21 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 @pytest.mark.part(32)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize("way", ["eager", "compiled", "compiled, tensors of the CPU"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "eager",
+        "compiled",
+        "compiled, tensors of the CPU",
+        "compiled, weights kept",
+        "compiled, tensors of the CPU, weights kept",
+    ],
+)
 def test_gradients(
     way: str, dtype: torch.dtype, case: str, parts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "are_weights_small", lambda *operands: False)
+    kept = "kept" in way and dtype is torch.float32
+    monkeypatch.setattr(trace, "are_weights_small", lambda *operands: kept)
     *shapes, options = CASES[case]
     given = [torch.randn(shape).to(dtype) for shape in shapes]
     device = "cpu" if "CPU" in way else "vulkan"
@@ -101,7 +112,7 @@ def test_gradients(
     for got, want in zip(found, wanted, strict=True):
         assert got.dtype == dtype
         assert float((got - want).abs().max()) <= BOUNDS[dtype] * max(float(want.abs().max()), 1.0)
-    assert parts == [shapes[0]]
+    assert parts == ([] if kept else [shapes[0]])
 
 
 @pytest.mark.parametrize("special", [inf, -inf, float("nan")], ids=str)

@@ -174,25 +174,6 @@ def test_gradients_of_quantiles_of_open_sizes() -> None:
         torch.testing.assert_close(found.grad, wanted.grad)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 4), (1, 2, 5, 8), (2, 3, 70, 16)])
-def test_attention_that_is_trained_masks_by_booleans(shape: tuple[int, ...]) -> None:
-    mask = torch.ones(shape[-2], shape[-2], dtype=torch.bool).tril()
-
-    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-    torch._dynamo.reset()
-    given = [torch.randn(shape) for _ in range(3)]
-    results = []
-    for function in (f, torch.compile(f, backend="vulkan")):
-        leaves = [x.clone().requires_grad_() for x in given]
-        y = function(*leaves)
-        y.square().sum().backward()
-        results.append([y.detach(), *(x.grad for x in leaves)])
-    for found, wanted in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
 def test_many_sizes() -> None:
     """Optimizers and losses over lists of tensors have a size for each; kernels take 32 numbers."""
 

@@ -19,7 +19,7 @@ from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SHORT, Wrapper
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Load, Op, binary, cast_to, const, ints_of, load, loads, rewrite, walk
+from lapilli.ir.expr import Expr, Load, Op, binary, cast_to, const, ints_of, load, loads, reads, rewrite, walk
 from lapilli.ir.integer import Atom, Int, Var, as_int
 from lapilli.ir.interpret import evaluate
 from lapilli.ir.narrow import OPERATIONS
@@ -81,7 +81,7 @@ def layer_norm(task: Task) -> LayerNorm | None:
     apart = body.args[0] if isinstance(body, Op) and body.op == "mul" and body.args[0] == body.args[1] else None
     if not isinstance(x, Load) or not isinstance(apart, Op) or apart.op != "sub" or apart.args[0] != x:
         return None
-    if not _is_mean(apart.args[1], first.reduction, along.extent) or not any(_reads(i, along) for i in x.index):
+    if not _is_mean(apart.args[1], first.reduction, along.extent) or not any(reads(i, along) for i in x.index):
         return None
     if isinstance(value, Op) and value.op == OPERATIONS.get(task.out.dtype):
         value = value.args[0]
@@ -120,27 +120,13 @@ def _resolved(e: Expr, steps: Sequence[Step]) -> Expr:
 
 
 def _is_mean(e: Expr, total: Node, count: Int) -> bool:
-    if (
-        not isinstance(e, Op)
-        or e.op not in ("div", "mul")
-        or not isinstance(e.args[0], Load)
-        or e.args[0].node is not total
-    ):
+    if count.value is None or not isinstance(e, Op) or not isinstance(e.args[0], Load) or e.args[0].node is not total:
         return False
-    by = e.args[1]
-    return (
-        isinstance(by, Const)
-        and count.value is not None
-        and by.value == (count.value if e.op == "div" else 1 / count.value)
-    )
+    return e in (binary("div", e.args[0], const(float(count.value))), binary("mul", e.args[0], const(1 / count.value)))
 
 
 def _loaded(e: Expr) -> set[int]:
     return {ld.node.id for ld in loads(e)}
-
-
-def _reads(i: Int, axis: Var) -> bool:
-    return axis in i.atoms()
 
 
 def _is_of(e: Expr, total: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from lapilli.schedule.fuse_reductions import fuse_rows
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.plan import Draft
 from lapilli.schedule.roots import chase
-from lapilli.schedule.task import Task, readers
+from lapilli.schedule.task import Task
 
 _GAMMA, _LEAST, _MOST = 256.0, 1 / 128, 32768.0
 """The range of a norm's largest gamma, and of its product with the largest weight."""
@@ -39,19 +40,18 @@ def take_in_norms(tasks: Sequence[Task], made: Draft, ctx: Context, kernels: Ker
     """
     if not ctx.target.cooperative_matrix:
         return list(tasks)
-    count = readers(insert_copies(tasks))  # kernels' own steps and copies read, too
-    reading: dict[int, list[int]] = {}  # by what is read: results
-    for t in tasks:
+    reading: defaultdict[int, list[int]] = defaultdict(list)  # by what is read: results
+    for t in insert_copies(tasks):  # kernels' own steps and copies read, too
         for n in t.reads():
-            reading.setdefault(n.id, []).append(t.out.id)
+            reading[n.id].append(t.out.id)
     left = {t.out.id: t for t in tasks}
     sums: dict[int, tuple[Task, ...]] = {}  # instead of a norm
     for task in tasks:
         norm = layer_norm(task) if task.out.id not in made.kept else None
         if norm is None:
             continue
-        those = [left[i] for i in reading.get(task.out.id, ())]
-        if len(those) != count[task.out.id] or not _pays(those, task, ctx):
+        those = [left[i] for i in reading[task.out.id] if i in left]
+        if len(those) != len(reading[task.out.id]) or not _pays(those, task, ctx):
             continue
         beside = _sums(task, norm, ctx) if any(_in_epilogue(t, task) for t in those) else ()
         if beside is None:
@@ -156,10 +156,10 @@ def _with_rows(task: Task, before: Task, norm: LayerNorm, ctx: Context) -> Task 
     view = gpu.matmul_operands(replace(task, reduction=plain), ctx)
     if view is None or view.lhs.node.dtype is not template.w.dtype or not isinstance(view.rhs.node, Constant):
         return None
-    if isinstance(view.lhs.node, Packed) or not _is_in_range(norm, view.rhs.node):
-        return None  # a copy would be a level, too
     lying = gpu.matmul_rows(view.lhs, view.m, view.k, gpu.SHORTS)
-    if lying is None or lying.transposed:
+    if lying is None or lying.transposed or isinstance(view.lhs.node, Packed):
+        return None  # a copy would be a level, too
+    if not _is_in_range(norm, view.rhs.node):
         return None
     rhs, stored = view.rhs, flat(view.rhs.node, ctx)
 
@@ -177,14 +177,14 @@ def _with_rows(task: Task, before: Task, norm: LayerNorm, ctx: Context) -> Task 
 
 
 def _is_in_range(norm: LayerNorm, weights: Constant) -> bool:
-    """Whether weights times gamma are halves without loss: none of them too large, and few that matter denormal."""
+    """Whether weights times gamma fit halves: none of them overflows, and those that matter are not denormal."""
     if weights.dtype is not DType.float16:
         return True
     gamma = norm.largest_gamma()
-    largest = (
-        (weights.value.view(np.uint16) & 0x7FFF).max(initial=0).view(np.float16)
-    )  # NaN and infinity are the largest
-    product = gamma * float(largest)
+    magnitudes = (
+        weights.value.view(np.uint16) & 0x7FFF
+    )  # as integers they have the same order; NaN and infinity are the largest
+    product = gamma * float(magnitudes.max(initial=0).view(np.float16))
     return product == 0 or (1 / _GAMMA <= gamma <= _GAMMA and _LEAST <= product <= _MOST)
 
 

@@ -317,14 +317,13 @@ class Call:
                 op, lambda at, r: body(at[: len(sizes)], (*at[len(sizes) :], *r)), (*sizes, *over[:outer]), inner, None,
                 f"{name}_pieces", None,
             )  # fmt: skip
-            return self._joined(op, of_axes, sizes, over[:outer], stored, name, 0)
+            return self._joined(op, of_axes, sizes, over[:outer], stored, name, most)
         total = math.prod(over, start=as_int(1))
         length = as_int(LONG)
         if total.value is None:  # short ones, for few results of many elements
             length = minimum(LONG, maximum(_OPEN_PIECE, ceildiv(total, _OPEN_PIECES)))
             most = None if most is None else max(_OPEN_PIECES, -(-most // LONG))
         pieces = ceildiv(total, length)
-        most = most if pieces.value is None else pieces.value
 
         def piece(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
             rest = at[-1] * length + r[0]
@@ -342,12 +341,14 @@ class Call:
         self, op: str, partial: Reduce, sizes: tuple[Int, ...], pieces: tuple[Int, ...], stored: DType, name: str,
         most: int | None,
     ) -> Reduce:  # fmt: skip
-        """The results of pieces, reduced. most: of them; without a bound two steps must suffice."""
+        """The results of pieces, reduced. most: of them, if their number is open; without a bound two steps must suffice."""
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
 
         def result(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
             return cast_to(load(partial, [*at, *r]), partial.body.dtype)
 
+        count = math.prod(pieces, start=as_int(1)).value
+        most = most if count is None else count
         if most is not None and most > LONG:
             return self._in_two_steps(op, result, sizes, pieces, stored, name, most)
         whole = self.reduce(op, result, sizes, pieces, None, name, None)
