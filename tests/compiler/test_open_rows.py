@@ -123,3 +123,26 @@ def test_bounds(conditions: list[Expr], count: int | None, others: int) -> None:
     else:
         assert found is not None
         assert (len(found.rows), len(found.keys), len(found.others)) == (count, count, others)
+
+
+class Attention(nn.Module):
+    """With as many keys as a cache has, or as there are queries."""
+
+    def __init__(self, size: int, places: int | None) -> None:
+        super().__init__()
+        self.keys = None if places is None else nn.Buffer(torch.randn(2, 8, places, size))
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        keys = q if self.keys is None else self.keys
+        return nn.functional.scaled_dot_product_attention(q, keys, keys)
+
+
+@pytest.mark.parametrize("places", [40, 1024, None])
+@pytest.mark.parametrize("size", [16, 64, 96, 128, 160, 256])
+def test_attention_of_any_number_of_queries_has_kernels(size: int, places: int | None) -> None:
+    """Whether there is a kernel must not depend on the number of rows that a range of an open number has."""
+    for target in TARGETS.values():
+        for most in (300, 2000, None):
+            queries = {2: torch.export.Dim("queries", max=most)}
+            made = plan(Attention(size, places), torch.randn(2, 8, 7, size), dynamic=(queries,), target=target)
+            assert made.order.run, target.name

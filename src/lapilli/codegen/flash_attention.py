@@ -25,7 +25,7 @@ from lapilli.codegen.attention_tiles import SEEN, AttentionTile, attention_tiles
 from lapilli.codegen.cpu import are_countable
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource, linear_groups
-from lapilli.codegen.open_rows import RowTemplate
+from lapilli.codegen.open_rows import RowTemplate, likely_rows
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import (
     SHORT,
@@ -371,7 +371,8 @@ class _CpuFlash(_Attention):
         batches = product([a.extent for a in note.batch])
         if widest > _WIDEST or self.size % 4 != 0 or self.width % 4 != 0 or not are_countable([batches], ctx.target):
             return []
-        if widest > _OWN_ROWS and not self.causal and min(count, estimate(note.inner.extent)) >= _MANY:
+        likely = likely_rows(self.row_count(task))  # not `count`: an open number has one kernel for all, or none
+        if widest > _OWN_ROWS and not self.causal and min(likely, estimate(note.inner.extent)) >= _MANY:
             return []  # 1,024 queries and keys of 128 numbers, 8 heads: two products take 75 ms, this takes 104
         fitting = [rows for rows in (4, 2, 1) if rows * widest <= _REGISTERS]
         few = [rows for rows in fitting if 4 * rows <= max(count * self.share, 4)]
