@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ import torch.nn.functional as F
 from agreement import Function
 
 import lapilli
+from lapilli.codegen import tiles
+from lapilli.target import TARGETS
 
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
@@ -102,6 +106,36 @@ def test_many_rows(name: str) -> None:
     """Tiles decode the weights on their way into shared memory."""
     bits, weights, matrix = FORMS[name]
     check(Quantized(weights, matrix), torch.randn(37, K), bits)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("rows", [9, 17, 32])
+def test_work_groups_share_sums(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tiles that decode: each of a few work groups has a part of the terms, the last one perhaps fewer than others, or none."""
+    parts, columns = list[int](), 200
+
+    def spied(*given: Any) -> list[tiles.MatrixTile]:
+        found = in_parts(*given)
+        parts.extend(t.parts for t in found)
+        return found
+
+    in_parts = tiles._in_parts_for_codes
+    monkeypatch.setattr(tiles, "_in_parts_for_codes", spied)
+    for terms in (512, 1056):
+        torch.manual_seed(terms)
+        q, s = codes(-8, 8, torch.int8, columns, terms), (torch.rand(columns, terms // 32, 1) / 8 + 0.01).half()
+        model = Quantized({"q": q, "s": s}, lambda q, s: (grouped(q) * s).reshape(len(q), -1).float())
+        x = torch.randn(rows, terms)
+        for units in (9, 24):
+            few = replace(TARGETS["gpu-fp16-matrix"], compute_units=units)
+            monkeypatch.setitem(TARGETS, "gpu-fp16-matrix", few)
+            with lapilli.compile(model, (x,), target="gpu-fp16-matrix", precision="fp16", fallback="error") as program:
+                got = program(x)
+            matrix = model.matrix(q, s).double()
+            # Rows, weights and results are rounded to halves.
+            bound = 3 * 2.0**-11 * float((x.abs().double() @ matrix.abs().mT).max())
+            assert (got.double() - x.double() @ matrix.mT).abs().max() <= bound
+    assert {2, 4} & {*parts}, parts
 
 
 LONG: dict[str, tuple[int, int, int, int]] = {  # rows, columns, terms, those of a scale

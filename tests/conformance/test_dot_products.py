@@ -202,6 +202,30 @@ def test_convolution_on_units(name: str) -> None:
         check(model, any_codes(model, *image), plan="gpu-fp32-int8", kernel="_bytes", there=image[1] % 16 == 0)
 
 
+class Rounded(Sums):
+    """Whose result is rounded to codes again, which the program gives as they are."""
+
+    def forward(self, x: torch.Tensor, *other: torch.Tensor) -> torch.Tensor:
+        low, high = self.limits
+        result: torch.Tensor = decomposed.quantize_per_tensor(super().forward(x), 64.0, 3, low, high, self.kind)
+        return result
+
+
+@pytest.mark.parametrize("plan", ["gpu-fp32-int8", "gpu-fp32-dot", "gpu-fp32", "any-fp32"])
+@pytest.mark.parametrize("columns", [36, 37])
+def test_results_are_stored_as_bytes(columns: int, plan: str) -> None:
+    """By the product itself where four neighbours are a word."""
+    torch.manual_seed(columns)
+    for kind, zero in SIGNS:
+        model = Rounded((columns, 48), kind, zero)
+        given = any_codes(model, 33, 48)
+        with lapilli.compile(model, (given,), target=plan, fallback="error") as program:
+            (plan_of_it,) = program.description.methods[0].plans
+            assert torch.equal(program(given), model(given))
+            names = [d.kernel for d in plan_of_it.run]
+        assert ("map_packed" in names) is (columns % 4 != 0), names
+
+
 FITTING = [t for t in (*tiles._MENU, *tiles._LARGE, *tiles._OTHERS) if tiles.byte_memory(t, True) <= as_gpu.SHARED]
 
 

@@ -79,6 +79,8 @@ BFLOAT = "uint16_t"
 """How bfloat16 is stored where 16-bit types may be used: as its bits."""
 WHOLE = ("float", "half", "int", BFLOAT)
 """What is stored as one number of a buffer each."""
+BYTE_TYPES = (DType.int8, DType.uint8)
+"""Integers of a byte each: four in a word, which every device can read and write."""
 CODE = "uint8"
 """How codes are stored: four in a word, which every device can read and write. No buffer has this type."""
 CODES = "uint4"

@@ -67,9 +67,9 @@ _DEPTH, _OTHER_DEPTHS = 1, (2, 4)
 """Vectors of a line that an invocation has under way beside those that it multiplies."""
 _ROWS_MEMORY = 20480
 """Bytes of shared memory that rows take at most, if one step of them does not need more: several work groups share a unit's."""
-_MOST_ROWS_OF_CODES, _MANY_COLUMNS = 6, 4096
-"""Up to which tiles on matrix units are no better, and from which on there are enough tiles. 4096 x 14336 and back took an H100
-31 us for four rows and 63 for eight, and 56 by tiles for up to sixteen.
+_MOST_ROWS_OF_CODES = 6
+"""Up to which tiles on matrix units are no better. 4096 x 14336 and back took an H100 31 us for four rows and 63 for eight, and 56
+by tiles for up to sixteen. Steps of small models, too, took longer for eight rows by rows than for sixteen by tiles.
 """
 
 _LEAST_ROWS_ON_UNITS = 7
@@ -415,8 +415,8 @@ def many_rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | Non
 
 
 def _are_many(v: MatmulView, ctx: Context) -> bool:
-    """Whether decoding for each row takes longer than tiles do, which decode once; if there are enough of those."""
-    return ctx.target.cooperative_matrix and estimate(v.m) > _MOST_ROWS_OF_CODES and estimate(v.n) >= _MANY_COLUMNS
+    """Whether decoding for each row takes longer than tiles do, which decode once."""
+    return ctx.target.cooperative_matrix and estimate(v.m) > _MOST_ROWS_OF_CODES
 
 
 def _rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:

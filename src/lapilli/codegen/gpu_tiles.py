@@ -136,16 +136,19 @@ class Tiles(RowTemplate):
             batch, m, n, k, ctx.target, windows, turned, divisible=divisible, fragments=self.fragments, beside=beside,
             joinable=joinable,
         )  # fmt: skip
-        return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
+        if isinstance(self.w, Coded):
+            return tiles.for_codes(found, batch, m, n, k, ctx.target, self._is_joinable(task))
+        return found
 
     def _is_divisible(self, task: Task) -> bool:
         """Whether the sum can be divided: `split_k.py` does it."""
+        if isinstance(self.w, Coded):  # whose lines are read as a whole
+            return False
         return self._is_joinable(task) and task.reduction is not None and type(task.reduction.contraction) is Matmul
 
     def _is_joinable(self, task: Task) -> bool:
         """Whether work groups can share the sum of a tile."""
         fixed = self.batch == 1 and None not in (self.m.value, self.n.value, self.k.value)
-        fixed = fixed and not isinstance(self.w, Coded)  # whose lines are read as a whole
         return fixed and task.reduction is not None and task.reduction.dtype.compute is DType.float32
 
     def write_tile(self, task: Task, ctx: Context) -> KernelSource:

@@ -18,7 +18,7 @@ from lapilli.codegen import (
 )
 from lapilli.codegen.absorb import absorb
 from lapilli.codegen.alike import Kernels
-from lapilli.codegen.emit import NotVectorizable
+from lapilli.codegen.emit import BYTE_TYPES, NotVectorizable
 from lapilli.codegen.expanded import expand
 from lapilli.codegen.few_bindings import within_bindings
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
@@ -101,13 +101,13 @@ def _reads_operands(task: Task, ctx: Context) -> bool:
 
 
 def _contraction(task: Task, ctx: Context, kernels: Kernels) -> list[Task]:
-    """The task with a template. Templates store whole words only, and codes in fours; for other elements, the task becomes a copy
+    """The task with a template. Templates store whole words only, and bytes in fours; for other elements, the task becomes a copy
     of the result.
     """
     if ctx.is_whole(task.out):
         _choose(task, ctx, kernels)
         return split_k.in_parts(task, ctx) or [task]
-    if task.out.dtype is DType.code:
+    if task.out.dtype is DType.code or task.out.dtype in BYTE_TYPES:
         with suppress(NotVectorizable):
             _choose(task, ctx, kernels)
             made = split_k.in_parts(task, ctx) or [task]

@@ -284,20 +284,54 @@ def _apart(
     return min(found, default=None, key=lambda made: made[1])
 
 
-_DECODING_FEW = (MatrixTile(32, 128, 64, 32, 32, 1, 1), 4), (MatrixTile(32, 64, 64, 32, 32, 2, 1), 1)
-"""The same for 17 to 32 rows, wherever each compute unit has so many."""
+_DECODING_MANY = MatrixTile(32, 128, 64, 32, 32, 1, 1)
+"""The same for 17 to 32 rows, wherever each compute unit has four."""
+_DECODING_FEW = (
+    (16, MatrixTile(16, 64, 128, 16, 32, 4, 1), 2),
+    (32, MatrixTile(32, 128, 128, 32, 32, 2, 1), 1),
+    (32, MatrixTile(32, 64, 128, 32, 32, 4, 1), 1),
+    (64, _DIVIDED, 1),
+)
+"""For up to so many rows, and how many of its parts a compute unit is to have: the best of six tiles for 16 rows, of nine for 32
+and of eight for 64, in 1 to 8 parts. The third is for products of few columns."""
 
 
-def for_codes(found: list[MatrixTile], batch: int, m: int, n: int, target: Target) -> list[MatrixTile]:
-    """Tiles for a right operand that is decoded, once for each tile of rows: large ones first, if most compute units have one."""
+def for_codes(
+    found: list[MatrixTile], batch: int, m: int, n: int, k: int, target: Target, joinable: bool
+) -> list[MatrixTile]:
+    """Tiles for a right operand that is decoded, once for each tile of rows: large ones first, if most compute units have one, and
+    those for few rows. joinable: whether work groups may share the sum of a tile: a tile that is decoded takes as long for 8
+    rows as for 32, so each compute unit has to have one.
+    """
+
+    def tiles(t: MatrixTile) -> int:
+        return _tiles(batch, m, n, t.bm, t.bn)
+
+    units, first = target.compute_units, list[MatrixTile]()
     if 2 * m > _DECODING.bm:
-        first = [t for t in found if t == _DECODING and 4 * _tiles(batch, m, n, t.bm, t.bn) >= 3 * target.compute_units]
-    elif m > 16:
-        enough = [t for t, least in _DECODING_FEW if _tiles(batch, m, n, t.bm, t.bn) >= least * target.compute_units]
-        first = [t for t in enough if m <= t.bm and t in found][:1]
+        first = [t for t in found if t == _DECODING and 4 * tiles(t) >= 3 * units]
+    elif 16 < m <= _DECODING_MANY.bm and tiles(_DECODING_MANY) >= 4 * units:
+        first = [t for t in found if t == _DECODING_MANY]
     else:
-        first = []
+        fitting = [
+            (t, most) for rows, t, most in _DECODING_FEW if m <= rows and _is_possible(t, target, (False, True), False)
+        ]
+        first = _in_parts_for_codes(fitting, batch, m, n, k, target) if joinable and target.between_groups else []
     return [*first, *(t for t in found if t not in first)]
+
+
+def _in_parts_for_codes(
+    menu: list[tuple[MatrixTile, int]], batch: int, m: int, n: int, k: int, target: Target
+) -> list[MatrixTile]:
+    """The first of these tiles of which there are enough, in as many parts as compute units are to have at once."""
+    made = []
+    for t, most in menu:
+        tiles, chunks = _tiles(batch, m, n, t.bm, t.bn), -(-k // t.bk)
+        counts = (p for p in (8, 4, 2) if p * tiles <= most * target.compute_units and 2 * p <= chunks)
+        parts = next(counts, 1)
+        made.append((replace(t, parts=parts), parts * tiles))
+    enough = [t for t, groups in made if 4 * groups >= 3 * target.compute_units]
+    return enough[:1]
 
 
 def byte_tiles(batch: int, m: int, n: int, k: int, target: Target, convolution: bool) -> list[MatrixTile]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from lapilli.codegen.emit import (
+    BYTE_TYPES,
     CODE,
     LANES,
     WHOLE,
@@ -194,19 +195,22 @@ class Wrapper:
         task = self.task
         kind = stored_as(task.out.dtype, self.kernel.half)
         offset, value = self._stored(axes, on_load)
+        bytes_of_words = kind == CODE or task.out.dtype in BYTE_TYPES
+        if e.lane is None and bytes_of_words:
+            raise NotVectorizable("bytes are stored in fours")
         text = e.value(value)
         guard = self._guard(e, axes)
         if e.lane is None:
-            if kind == CODE:
-                raise NotVectorizable("codes are stored in fours")
             buffer = self.kernel.bind(task.out, kind, written=True)
             e.line(f"{guard}{buffer}[{e.integer(offset)}] = {converted(kind, text)};")
             return
         lane = next(iter(e.lane.atoms()))
         first = substitute(offset, {lane: 0})
-        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in (*WHOLE, CODE):
-            buffer = self.kernel.bind(task.out, vector_of(kind), written=True)
-            stored = converted(kind, text, LANES, self.kernel.number(task.out.least))
+        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and (kind in WHOLE or bytes_of_words):
+            buffer = self.kernel.bind(task.out, "uint" if bytes_of_words else vector_of(kind), written=True)
+            stored = f"word_of_bytes({text})"
+            if task.out.dtype not in BYTE_TYPES:
+                stored = converted(kind, text, LANES, self.kernel.number(task.out.least))
             e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {stored};")
             return
         if kind not in WHOLE:
