@@ -137,12 +137,12 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, keys, keys)
 
 
-@pytest.mark.parametrize("places", [40, 1024, None])
-@pytest.mark.parametrize("size", [16, 64, 96, 128, 160, 256])
+@pytest.mark.parametrize("places", [1024, None])
+@pytest.mark.parametrize("size", [64, 128, 160])
 def test_attention_of_any_number_of_queries_has_kernels(size: int, places: int | None) -> None:
     """Whether there is a kernel must not depend on the number of rows that a range of an open number has."""
     for target in TARGETS.values():
-        for most in (300, 2000, None):
+        for most in (300, None):
             queries = {2: torch.export.Dim("queries", max=most)}
             made = plan(Attention(size, places), torch.randn(2, 8, 7, size), dynamic=(queries,), target=target)
             assert made.order.run, target.name

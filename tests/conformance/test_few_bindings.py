@@ -37,7 +37,7 @@ def product_with_much_after(*v: torch.Tensor) -> torch.Tensor:
 
 
 def product_with_both_types_after(*v: torch.Tensor) -> torch.Tensor:
-    """Its own kernel reads two operands, and would bind floats and integers besides: it becomes loops."""
+    """Its own kernel reads two operands, and would bind floats and integers besides."""
     a, b, c, d, e, f = v
     chosen = (e * 9).int()
     return torch.stack([(a @ b.T) * c[:, :6] + chosen[:, :6] * d[:, :6], chosen[:, :6] - f[:, :6]])
@@ -72,6 +72,42 @@ def test_functions(case: Callable[..., torch.Tensor]) -> None:
     values = [torch.randn(N, K) for _ in range(6)]
     with compiled(Function(case), tuple(values)) as program:
         assert relative_error(program(*values), case(*values)) <= FLOAT_BOUND
+
+
+class Followed(nn.Module):
+    """A layer, and what reads floats and integers after it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.table = layer, nn.Embedding(50, 24)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        found = self.table(at).reshape(y.shape)
+        return torch.where(at.reshape(-1)[: y.shape[-1]] > 9, y * found, found - y) + other.reshape(y.shape)
+
+
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
+    "one row": (nn.Linear(64, 24, bias=False), (1, 64), "matvec"),
+    "rows": (nn.Linear(64, 24, bias=False), (30, 64), "matmul"),
+    "a convolution": (nn.Conv2d(8, 24, 3, padding=1, bias=False), (2, 8, 6, 4), "convolution"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_follows_a_product_is_a_kernel_of_its_own(name: str) -> None:
+    """Where the product's would bind too many buffers with it: loops over all terms for each result would be far slower."""
+    torch.manual_seed(0)
+    layer, shape, kernel = LAYERS[name]
+    count = layer(torch.randn(shape)).numel()
+    model = Followed(layer).eval()
+    given = torch.randn(shape), torch.randint(50, (count // 24,)), torch.randn(count)
+    wanted = model(*given).detach()
+    with compiled(model, given) as program:
+        (plan,) = program.description.methods[0].plans
+        assert relative_error(program(*given), wanted) <= FLOAT_BOUND
+        names = [d.kernel for d in plan.run]
+    assert any(n.startswith(kernel) for n in names), names
 
 
 def test_open_sizes() -> None:

@@ -2,7 +2,8 @@
 
 Vulkan promises four storage buffers to a kernel. Copies of constants are made when the program is loaded and cost nothing later.
 What hand-written kernels read themselves stays as it is; the values of what follows them, of rows and of generated loops are
-copied, as they are computed with: floats or integers of 32 bits, so that values of several types can share one.
+copied, as they are computed with: floats or integers of 32 bits, so that values of several types can share one. A contraction
+whose own kernel binds too many all the same stores its sums, and what follows them is a kernel of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from lapilli.codegen.template import Context
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cast_to, load, rewrite, select, substitute
-from lapilli.ir.integer import Int, as_int, product, total
+from lapilli.ir.integer import Int, as_int, of, product, total
 from lapilli.ir.node import Constant, Convolution, Matmul, Node
 from lapilli.schedule.fuse_reductions import Step
-from lapilli.schedule.layout import estimate
+from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task
 from lapilli.target import MAX_BINDINGS
 
@@ -51,7 +52,32 @@ def _within(task: Task, ctx: Context, kernels: Kernels) -> list[Task]:
         return [task]
     if not isinstance(task.reduction.contraction, Matmul | Convolution):
         return [task]
+    if (apart := _apart(task, ctx)) is not None and _bindings(apart[0], ctx, kernels) <= most:
+        return [apart[0], *_within(apart[1], ctx, kernels)]
     return _within(replace(task, template=None, reduction_body=ctx.seen(task.reduction_body)), ctx, kernels)
+
+
+def _apart(task: Task, ctx: Context) -> tuple[Task, Task] | None:
+    """A contraction, and what follows it, as two tasks; None if nothing does, or if it stores a part of a value."""
+    reduction = task.reduction
+    assert reduction is not None
+    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in task.axes)
+    if task.partial or task.within or task.members or task.value == load(reduction, at):
+        return None
+    if tuple(task.axes) != tuple(reduction.axes):
+        return None
+    sums = Node(tuple(a.extent for a in task.axes), reduction.dtype.compute, f"{reduction.name}_sums", reduction.origin)
+    order = ctx.layouts[task.out.id].order if task.store == at else range(sums.rank)
+    ctx.layouts[sums.id] = Layout.of(sums.shape, order)
+
+    def on_load(ld: Load) -> Expr | None:
+        return load(sums, at) if ld.node is reduction else None
+
+    first = replace(task, out=sums, store=at, value=load(reduction, at))
+    second = replace(
+        task, value=rewrite(task.value, on_load=on_load), reduction=None, reduction_body=None, template=None, reason="after a sum",
+    )  # fmt: skip
+    return first, second
 
 
 def _count(task: Task, ctx: Context) -> int:
