@@ -126,7 +126,7 @@ def test_work_groups_share_sums(rows: int, monkeypatch: pytest.MonkeyPatch) -> N
         q, s = codes(-8, 8, torch.int8, columns, terms), (torch.rand(columns, terms // 32, 1) / 8 + 0.01).half()
         model = Quantized({"q": q, "s": s}, lambda q, s: (grouped(q) * s).reshape(len(q), -1).float())
         x = torch.randn(rows, terms)
-        for units in (9, 24):
+        for units in (9, 20):
             few = replace(TARGETS["gpu-fp16-matrix"], compute_units=units)
             monkeypatch.setitem(TARGETS, "gpu-fp16-matrix", few)
             with lapilli.compile(model, (x,), target="gpu-fp16-matrix", precision="fp16", fallback="error") as program:
@@ -135,7 +135,7 @@ def test_work_groups_share_sums(rows: int, monkeypatch: pytest.MonkeyPatch) -> N
             # Rows, weights and results are rounded to halves.
             bound = 3 * 2.0**-11 * float((x.abs().double() @ matrix.abs().mT).max())
             assert (got.double() - x.double() @ matrix.mT).abs().max() <= bound
-    assert {2, 4} & {*parts}, parts
+    assert {2, 4} <= {*parts}, parts
 
 
 LONG: dict[str, tuple[int, int, int, int]] = {  # rows, columns, terms, those of a scale

@@ -107,3 +107,35 @@ def test_floats_to_integers() -> None:
         want = torch.cat([x.int(), torch.full((len(beyond),), -(2**31), dtype=torch.int32)]).to(kind)
         assert torch.equal(got[2 * k], want)
         assert torch.equal(got[2 * k + 1], want.float() * 2)
+
+
+LIMITED: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda x: x.clamp(-128, 127),
+    "clamp, round": lambda x: x.round().clamp(0, 255),
+    "log": lambda x: torch.log(x.clamp(0, 1)),
+    "log2": lambda x: torch.log2(x.clamp(0, 1)) * 3,
+    "log10": lambda x: torch.log10(x.abs().clamp(max=100)),
+    "tanh": lambda x: torch.tanh(x) * 100,
+    "quotient": lambda x: 1 / x.clamp(0, 2),
+    "least": lambda x: torch.minimum(x, torch.tensor(9.0)).clamp(min=-9),
+    "square root": lambda x: x.clamp(-1, 4).sqrt(),
+    "exponential": lambda x: torch.exp(x.clamp(-9, 2)),
+}
+"""Floats whose range is known, infinities and NaN apart."""
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_floats_of_known_ranges_become_integers(name: str) -> None:
+    f = LIMITED[name]
+    x = torch.tensor(
+        [0.0, -0.0, 1.0, 0.5, 1e-3, 3.75, -7.5, 300.0, -300.0, 3e9, float("inf"), -float("inf"), float("nan")]
+    )
+    kinds = (torch.int8, torch.uint8, torch.int16, torch.int32)
+
+    def converted(x: Tensor) -> list[Tensor]:
+        return [f(x).to(kind) for kind in kinds] + [f(x).to(kind).float() * 2 for kind in kinds]
+
+    for target in ("any-fp32", "cpu-fp32"):
+        with lapilli.compile(Function(converted), (x,), target=target, fallback="error") as program:
+            for kind, ours, theirs in zip(kinds * 2, program(x), converted(x), strict=True):
+                assert torch.equal(ours, theirs), f"{kind}: {ours.tolist()} for {theirs.tolist()}"

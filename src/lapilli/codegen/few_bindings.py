@@ -71,7 +71,10 @@ def _apart(task: Task, ctx: Context) -> tuple[Task, Task] | None:
     ctx.layouts[sums.id] = Layout.of(sums.shape, order)
 
     def on_load(ld: Load) -> Expr | None:
-        return load(sums, at) if ld.node is reduction else None
+        if ld.node is not reduction:
+            return None
+        assert ld.index == at, "the sums of another place"
+        return load(sums, at)
 
     first = replace(task, out=sums, store=at, value=load(reduction, at))
     second = replace(

@@ -208,8 +208,9 @@ class Wrapper:
         first = substitute(offset, {lane: 0})
         if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and (kind in WHOLE or bytes_of_words):
             buffer = self.kernel.bind(task.out, "uint" if bytes_of_words else vector_of(kind), written=True)
-            stored = f"word_of_bytes({text})"
-            if task.out.dtype not in BYTE_TYPES:
+            if task.out.dtype in BYTE_TYPES:
+                stored = f"word_of_bytes({text})"
+            else:
                 stored = converted(kind, text, LANES, self.kernel.number(task.out.least))
             e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {stored};")
             return

@@ -28,6 +28,7 @@ from lapilli.ir.expr import (
     cast_to,
     const,
     index,
+    is_finite,
     load,
     narrow,
     select,
@@ -389,9 +390,9 @@ def convert(e: Expr, dtype: DType) -> Expr:
     """
     real = e.dtype is DType.float32
     if real and dtype.compute is DType.int32 and dtype is not DType.int64 and not isinstance(e, Const):
-        if dtype in LIMITS and _holds(dtype, e):  # but for NaN, which is outside
+        if dtype in LIMITS and _holds(dtype, e):  # ranges leave infinities and NaN out
             none = narrow(const(INT32[0]), dtype) if dtype in NARROW else const(INT32[0])
-            return where(unary("isnan", e), none, cast_to(e, DType.int32))
+            return where(is_finite(e), cast_to(e, DType.int32), none)
         e = where(binary("lt", unary("abs", e), 2.0**31), cast_to(e, DType.int32), const(INT32[0]))
     e = cast_to(e, dtype.compute)
     narrower = dtype.compute is DType.int32 and dtype in NARROW
@@ -423,7 +424,7 @@ def is_rounded(e: Expr, dtype: DType, deepest: int = 8) -> bool:
 
 
 def _holds(dtype: DType, e: Expr) -> bool:
-    """Whether an expression is known to stay in the range of a type of integers, if it is a number."""
+    """Whether an expression is known to stay in the range of a type of integers, if it is finite."""
     low, high = Ranges(deepest=_NEAR).expr(e)
     least, most = LIMITS[dtype]
     return least <= low and high <= most
