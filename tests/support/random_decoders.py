@@ -19,6 +19,7 @@ from lapilli import compiler
 from lapilli.codegen.build import Builder
 from lapilli.codegen.select import schedule_of
 from lapilli.compiler import compile_to_bytes
+from lapilli.ir.integer import product
 from lapilli.ir.node import Attention, Convolution, Matmul
 from lapilli.llm.decoder import Decoder, Shape, Weight
 from lapilli.llm.token_methods import methods
@@ -96,9 +97,7 @@ def check(seed: int, plan: str) -> list[str]:
             reduction = task.reduction
             if reduction is None or not isinstance(reduction.contraction, Matmul | Convolution | Attention):
                 continue
-            terms = 1
-            for axis in (*reduction.axes, *reduction.raxes):
-                terms *= estimate(axis.extent)
+            terms = estimate(product([a.extent for a in (*reduction.axes, *reduction.raxes)]))
             # Where four buffers are bound, codes, scales and offsets leave no room for rows and results.
             served = task.template is not None or terms < _LARGE or ("few" in target and given.offsets and given.block)
             assert served, f"{given}: {target}: {task.origins} has the generic kernel"

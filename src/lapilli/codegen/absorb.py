@@ -13,6 +13,7 @@ from lapilli.codegen.gpu_matvec import RowProduct, product_of
 from lapilli.codegen.pairs import Pairs, step_of
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import batched
+from lapilli.ir.axes import index_of
 from lapilli.ir.expr import Expr, Load, cast_to, loads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, as_int, of
 from lapilli.schedule.plan import Draft
@@ -62,7 +63,7 @@ def _as_epilogue(task: Task, read: Task, ctx: Context) -> Task | None:
     value = _inlined(task.value, read, None)
     if value is None or template.pairs is not None or not ctx.is_whole(task.out):
         return None
-    axes = [as_int(0) if a.extent == 1 else of(a) for a in reduction.axes]
+    axes = [*map(index_of, reduction.axes)]
     for ld in loads(value):
         mapping = invert(task.axes, ld.index, axes, reduction.axes) if ld.node is reduction else None
         if mapping is None:

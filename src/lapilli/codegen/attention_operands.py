@@ -10,6 +10,7 @@ from lapilli.codegen.emit import Emitter
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, batched, source8
+from lapilli.ir.axes import index_of
 from lapilli.ir.expr import Expr, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
 from lapilli.ir.node import Attention, AttentionGradient, Matmul, Node
@@ -67,7 +68,7 @@ def head_rows(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> HeadRow
         if ratio.value is None:
             return None
         share = ratio.value
-    index = tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
+    index = tuple(map(index_of, axes))
     missing = [as_int(0)] * (len(batch) + 2 - x.rank)
     found = operand(x, index, [None if a.extent == 1 else a for a in axes], ctx.views, ctx.layouts)
     outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1]) if found is not None else None

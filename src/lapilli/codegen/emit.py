@@ -79,23 +79,25 @@ BFLOAT = "uint16_t"
 """How bfloat16 is stored where 16-bit types may be used: as its bits."""
 WHOLE = ("float", "half", "int", BFLOAT)
 """What is stored as one number of a buffer each."""
+CODE, BYTE = "uint8", "int8"
+"""How codes and integers of a byte are stored: four in a word, which every device can read and write. No buffer has these types."""
+IN_FOURS = (CODE, BYTE)
 BYTE_TYPES = (DType.int8, DType.uint8)
-"""Integers of a byte each: four in a word, which every device can read and write."""
-CODE = "uint8"
-"""How codes are stored: four in a word, which every device can read and write. No buffer has this type."""
 CODES = "uint4"
 """What a texel of four codes is for kernels."""
 
 
 def vector_of(kind: str) -> str:
     """The Slang type of four neighbours that are stored as `kind`."""
-    return "uint2" if kind == BFLOAT else "uint" if kind == CODE else f"{kind}4"
+    return "uint2" if kind == BFLOAT else "uint" if kind in IN_FOURS else f"{kind}4"
 
 
 def converted(kind: str, text: str, lanes: int = 1, least: str = "0") -> str:
     """The text of a number, or of four, as it is stored: see `stored_as` and `vector_of`. least: the text of the least code."""
     if kind == CODE:
         return f"word_of_codes({text}, {least})" if lanes > 1 else f"uint(int({text}) - ({least}))"
+    if kind == BYTE and lanes > 1:
+        return f"word_of_bytes({text})"
     if kind == "int2":
         return f"int2({text}, {text} >> 31)"
     if kind == BFLOAT:

@@ -15,8 +15,9 @@ from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import can_be_stored_as
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.wrapper import SHORT, Wrapper, batched, on_units, source, source8
+from lapilli.ir.axes import index_of
 from lapilli.ir.expr import Expr, loads
-from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, of
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Convolution, Node
 from lapilli.schedule.contraction import ConvolutionView
 from lapilli.schedule.copies import insert_copies
@@ -230,7 +231,7 @@ def _expanded(task: Task, before: Task, ctx: Context, kernels: Kernels) -> Task 
 def _is_dense(before: Task, v: ConvolutionView, ctx: Context) -> bool:
     """Whether a 1x1 convolution stores the whole image that the depthwise one reads, channels last, and nothing else."""
     assert before.reduction is not None
-    n, c, h, w = (as_int(0) if a.extent == 1 else of(a) for a in before.reduction.axes)
+    n, c, h, w = map(index_of, before.reduction.axes)
     place = ((n * v.h + h) * v.w + w) * v.channels + c
     sizes = [a.extent for a in before.reduction.axes]
     return sizes == [v.n, v.channels, v.h, v.w] and ctx.layouts[before.out.id].offset(before.store) == place

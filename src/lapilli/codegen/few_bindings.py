@@ -14,10 +14,10 @@ from itertools import product as pairs
 
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.template import Context
-from lapilli.ir.axes import fresh_axes
+from lapilli.ir.axes import fresh_axes, index_of
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cast_to, load, rewrite, select, substitute
-from lapilli.ir.integer import Int, as_int, of, product, total
+from lapilli.ir.integer import Int, as_int, product, total
 from lapilli.ir.node import Constant, Convolution, Matmul, Node
 from lapilli.schedule.fuse_reductions import Step
 from lapilli.schedule.layout import Layout, estimate
@@ -61,10 +61,8 @@ def _apart(task: Task, ctx: Context) -> tuple[Task, Task] | None:
     """A contraction, and what follows it, as two tasks; None if nothing does, or if it stores a part of a value."""
     reduction = task.reduction
     assert reduction is not None
-    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in task.axes)
-    if task.partial or task.within or task.members or task.value == load(reduction, at):
-        return None
-    if tuple(task.axes) != tuple(reduction.axes):
+    at = tuple(map(index_of, task.axes))
+    if task.partial or task.within or task.members or task.axes != reduction.axes or task.value == load(reduction, at):
         return None
     sums = Node(tuple(a.extent for a in task.axes), reduction.dtype.compute, f"{reduction.name}_sums", reduction.origin)
     order = ctx.layouts[task.out.id].order if task.store == at else range(sums.rank)

@@ -10,9 +10,10 @@ from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.wrapper import SHORT, Wrapper, all_multiples
+from lapilli.ir.axes import index_of
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, rewrite
-from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.copies import Packed
@@ -44,7 +45,7 @@ class Fragments(KernelTemplate):
         w = Wrapper(task, ctx, "gpu_fragments", sizes_as_params=False)
         batch, k16, n16 = out.shape[:3]
         names = {"b": Var("b", batch), "k": Var("k", k16 * SIDE), "n": Var("n", n16 * SIDE)}
-        b, k, n = (as_int(0) if v.extent == 1 else of(v) for v in names.values())
+        b, k, n = map(index_of, names.values())
         texts: dict[Atom, str] = {v: f"int({name})" for name, v in names.items()}
         e = Emitter(w.kernel, texts, None, {}, "        ")
         if (rows := self.rows) is not None:

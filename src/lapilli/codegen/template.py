@@ -9,10 +9,10 @@ from typing import Any
 
 from lapilli.codegen.emit import ALIGNMENT, WHOLE, stored_as
 from lapilli.codegen.kernel import KernelSource
-from lapilli.ir.axes import fresh_axes
+from lapilli.ir.axes import fresh_axes, index_of
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select, substitute
-from lapilli.ir.integer import Int, IntLike, as_int, of
+from lapilli.ir.integer import Int, IntLike, as_int
 from lapilli.ir.node import Constant, Map, Node, Reduce
 from lapilli.ir.ranges import least_code
 from lapilli.schedule.copies import Packed
@@ -197,5 +197,5 @@ def accumulator(shape: Sequence[Int]) -> Reduce:
 def simple_task(out: Node, origins: list[str], reason: str) -> Task:
     """A task that stores a template's result unchanged."""
     reduction = accumulator(out.shape)
-    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in reduction.axes)
+    at = tuple(map(index_of, reduction.axes))
     return Task(out, reduction.axes, at, load(reduction, at), reduction, None, origins, reason)

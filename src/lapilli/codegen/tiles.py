@@ -300,7 +300,7 @@ def for_codes(
     found: list[MatrixTile], batch: int, m: int, n: int, k: int, target: Target, joinable: bool
 ) -> list[MatrixTile]:
     """Tiles for a right operand that is decoded, once for each tile of rows: large ones first, if most compute units have one, and
-    those for few rows. joinable: whether work groups may share the sum of a tile: a tile that is decoded takes as long for 8
+    those for few rows. joinable: whether work groups may share the sum of a tile. A tile that is decoded takes as long for 8
     rows as for 32, so each compute unit has to have one.
     """
 
@@ -324,14 +324,13 @@ def _in_parts_for_codes(
     menu: list[tuple[MatrixTile, int]], batch: int, m: int, n: int, k: int, target: Target
 ) -> list[MatrixTile]:
     """The first of these tiles of which there are enough, in as many parts as compute units are to have at once."""
-    made = []
+    units = target.compute_units
     for t, most in menu:
-        tiles, chunks = _tiles(batch, m, n, t.bm, t.bn), -(-k // t.bk)
-        counts = (p for p in (8, 4, 2) if p * tiles <= most * target.compute_units and 2 * p <= chunks)
-        parts = next(counts, 1)
-        made.append((replace(t, parts=parts), parts * tiles))
-    enough = [t for t, groups in made if 4 * groups >= 3 * target.compute_units]
-    return enough[:1]
+        count, chunks = _tiles(batch, m, n, t.bm, t.bn), -(-k // t.bk)
+        parts = next((p for p in (8, 4, 2) if p * count <= most * units and 2 * p <= chunks), 1)
+        if 4 * parts * count >= 3 * units:
+            return [replace(t, parts=parts)]
+    return []
 
 
 def byte_tiles(batch: int, m: int, n: int, k: int, target: Target, convolution: bool) -> list[MatrixTile]:

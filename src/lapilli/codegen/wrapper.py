@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from lapilli.codegen.emit import (
+    BYTE,
     BYTE_TYPES,
-    CODE,
+    IN_FOURS,
     LANES,
     WHOLE,
     Emitter,
@@ -193,25 +194,21 @@ class Wrapper:
     def store(self, e: Emitter, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None = None) -> None:
         """Statements that store the task's value at some axes. on_load: what loads in it become. Raises NotVectorizable."""
         task = self.task
-        kind = stored_as(task.out.dtype, self.kernel.half)
+        kind = BYTE if task.out.dtype in BYTE_TYPES else stored_as(task.out.dtype, self.kernel.half)
         offset, value = self._stored(axes, on_load)
-        bytes_of_words = kind == CODE or task.out.dtype in BYTE_TYPES
-        if e.lane is None and bytes_of_words:
-            raise NotVectorizable("bytes are stored in fours")
         text = e.value(value)
         guard = self._guard(e, axes)
         if e.lane is None:
+            if kind in IN_FOURS:
+                raise NotVectorizable("bytes are stored in fours")
             buffer = self.kernel.bind(task.out, kind, written=True)
             e.line(f"{guard}{buffer}[{e.integer(offset)}] = {converted(kind, text)};")
             return
         lane = next(iter(e.lane.atoms()))
         first = substitute(offset, {lane: 0})
-        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and (kind in WHOLE or bytes_of_words):
-            buffer = self.kernel.bind(task.out, "uint" if bytes_of_words else vector_of(kind), written=True)
-            if task.out.dtype in BYTE_TYPES:
-                stored = f"word_of_bytes({text})"
-            else:
-                stored = converted(kind, text, LANES, self.kernel.number(task.out.least))
+        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in (*WHOLE, *IN_FOURS):
+            buffer = self.kernel.bind(task.out, vector_of(kind), written=True)
+            stored = converted(kind, text, LANES, self.kernel.number(task.out.least))
             e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {stored};")
             return
         if kind not in WHOLE:

@@ -15,7 +15,12 @@ def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[V
         atom = v.terms[0][0][0]
         assert isinstance(atom, Var)
         axes.append(atom)
-    return tuple(axes), tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
+    return tuple(axes), tuple(map(index_of, axes))
+
+
+def index_of(axis: Var) -> Int:
+    """The index that an axis gives: 0 for an axis of size 1."""
+    return as_int(0) if axis.extent == 1 else of(axis)
 
 
 def reshape_index(at: Sequence[Int], to: Sequence[Int], source: Sequence[Int]) -> list[Int]:

@@ -390,9 +390,8 @@ def convert(e: Expr, dtype: DType) -> Expr:
     """
     real = e.dtype is DType.float32
     if real and dtype.compute is DType.int32 and dtype is not DType.int64 and not isinstance(e, Const):
-        if dtype in LIMITS and _holds(dtype, e):  # ranges leave infinities and NaN out
-            none = narrow(const(INT32[0]), dtype) if dtype in NARROW else const(INT32[0])
-            return where(is_finite(e), cast_to(e, DType.int32), none)
+        if _holds(dtype, e):  # ranges leave infinities and NaN out
+            return where(is_finite(e), cast_to(e, DType.int32), convert(const(INT32[0]), dtype))
         e = where(binary("lt", unary("abs", e), 2.0**31), cast_to(e, DType.int32), const(INT32[0]))
     e = cast_to(e, dtype.compute)
     narrower = dtype.compute is DType.int32 and dtype in NARROW

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lapilli.ir.axes import fresh_axes
+from lapilli.ir.axes import fresh_axes, index_of
 from lapilli.ir.expr import Expr, Load, Select, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Graph, Map, Node
@@ -121,7 +121,7 @@ def _source(part: _Joined, task: Task) -> Node | None:
     if node.dtype is not task.out.dtype or list(node.shape) != wanted:
         return None
     for d, (i, a) in enumerate(zip(value.index, task.axes, strict=True)):
-        at = as_int(0) if a.extent == 1 else of(a)
+        at = index_of(a)
         if i != (at - part.start if d == part.dim else at):
             return None
     return node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lapilli.ir.integer import as_int, of
+from lapilli.ir.axes import index_of
 from lapilli.ir.node import Map
 from lapilli.schedule.task import Task, Template
 
@@ -41,7 +41,7 @@ def insert_copies(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _copy(node: Packed) -> Task:
-    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in node.axes)
+    at = tuple(map(index_of, node.axes))
     return Task(node, node.axes, at, node.body, origins=[node.origin], reason="packed operand", template=node.template)
 
 

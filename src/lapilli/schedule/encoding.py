@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lapilli.ir.axes import index_of
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, reads, rewrite, walk
-from lapilli.ir.integer import Int, Var, as_int, ceildiv, of
+from lapilli.ir.integer import Int, Var, ceildiv, of
 from lapilli.ir.node import Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import Ranges
 from lapilli.lower.codes import code_of
@@ -108,13 +109,9 @@ def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
     """An element of a task's result in terms of the values that the task reads."""
     if task is None or task.reduction is not None or task.row is not None or task.partial:
         return None
-    if any(i != axis for i, axis in zip(task.store, map(_axis, task.axes), strict=True)):
+    if any(i != axis for i, axis in zip(task.store, map(index_of, task.axes), strict=True)):
         return None
     return rewrite(task.value, dict(zip(task.axes, at, strict=True)))
-
-
-def _axis(a: Var) -> Int:
-    return as_int(0) if a.extent == 1 else of(a)
 
 
 def _runs(e: Expr, inner: Var) -> bool:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lapilli.ir.axes import reshape_index
+from lapilli.ir.axes import index_of, reshape_index
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
@@ -241,7 +241,7 @@ def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
 
 def _reads_once(node: Map | Reduce, index: tuple[Int, ...], axes: Sequence[Var]) -> bool:
     """Whether a reader over some axes reads each element of a value exactly once, in any order and any shape."""
-    place = [as_int(0) if a.extent == 1 else of(a) for a in node.axes]
+    place = [*map(index_of, node.axes)]
     return is_permutation(node, index, axes) or invert(axes, index, place, node.axes) is not None
 
 

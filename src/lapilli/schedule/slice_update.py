@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lapilli.ir.axes import fresh_axes
+from lapilli.ir.axes import fresh_axes, index_of
 from lapilli.ir.expr import Expr, Load, cast_to, index, load, loads, rewrite, substitute
-from lapilli.ir.integer import Atom, Int, as_int, of, product
+from lapilli.ir.integer import Atom, Int, of, product
 from lapilli.ir.node import Map, Node, State, Update, operands
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.roots import chase
@@ -67,7 +67,7 @@ def _stores_what_is_there(update: Update) -> bool:
 def _inner(update: Update, state: State) -> Update | None:
     """An update whose new elements are a slice of the state with some of its elements replaced, as an update of fewer elements."""
     value = update.value
-    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in update.axes)
+    at = tuple(map(index_of, update.axes))
     inner = _noted(value.node, at) if isinstance(value, Load) and value.index == at else None
     if inner is None or not isinstance(value, Load) or not _is_part(inner.old, at, state, update.place):
         return None

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lapilli.ir.axes import index_of
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, walk
-from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, of
+from lapilli.ir.integer import Atom, Int, Symbol, Var
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.realize import Realized, invert
@@ -145,7 +146,7 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
         if n.id in realized.updates:
             tasks.append(_update(n, realized))
         elif isinstance(n, Reduce):
-            at = tuple(_axis(a) for a in n.axes)
+            at = tuple(map(index_of, n.axes))
             tasks.append(Task(n, n.axes, at, load(n, at), n, body, realized.origins[n.id], realized.reasons[n.id]))
         elif n.id in absorbed:
             tasks.append(_with_core(n, absorbed[n.id], realized))
@@ -154,7 +155,7 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
                 Task(
                     n,
                     n.axes,
-                    tuple(_axis(a) for a in n.axes),
+                    tuple(map(index_of, n.axes)),
                     body,
                     None,
                     None,
@@ -181,10 +182,6 @@ def _too_many(n: Node, reduction: Reduce, realized: Realized, target: Target) ->
     return max(0, count + sum(map(target.parts, others.values())) - target.bindings)
 
 
-def _axis(a: Var) -> Int:
-    return as_int(0) if a.extent == 1 else of(a)
-
-
 def _cores(n: Map, realized: Realized) -> list[Reduce]:
     """Reductions that only n reads, element by element, in any shape."""
     by_core: dict[int, list[Load]] = {}
@@ -202,7 +199,7 @@ def _cores(n: Map, realized: Realized) -> list[Reduce]:
 
 def _epilogue_axes(n: Map, reduction: Reduce, at: Sequence[Int]) -> dict[Atom, Int] | None:
     """A map's axes expressed by those of the reduction that it reads at `at`; None unless it reads each element once."""
-    return invert(n.axes, at, [_axis(a) for a in reduction.axes], reduction.axes)
+    return invert(n.axes, at, [*map(index_of, reduction.axes)], reduction.axes)
 
 
 def _with_core(n: Map, reduction: Reduce, realized: Realized) -> Task:
