@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from agreement import Function
 
 import lapilli
-from lapilli.codegen import tiles
+from lapilli.codegen import gpu_tiles, tiles
 from lapilli.target import TARGETS
 
 pytestmark = pytest.mark.usefixtures("on_any_device")
@@ -119,8 +119,9 @@ def test_work_groups_share_sums(rows: int, monkeypatch: pytest.MonkeyPatch) -> N
         parts.extend(t.parts for t in found)
         return found
 
-    in_parts = tiles._in_parts_for_codes
-    monkeypatch.setattr(tiles, "_in_parts_for_codes", spied)
+    in_parts = tiles._few_for_codes
+    monkeypatch.setattr(tiles, "_few_for_codes", spied)
+    monkeypatch.setattr(gpu_tiles, "become_numbers_straight", lambda m: False)  # test_rows_of_codes.py has these
     for terms in (512, 1056):
         torch.manual_seed(terms)
         q, s = codes(-8, 8, torch.int8, columns, terms), (torch.rand(columns, terms // 32, 1) / 8 + 0.01).half()

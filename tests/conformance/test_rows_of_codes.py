@@ -1,37 +1,48 @@
-"""Products of several rows and codes of 4 bits on matrix units (kernels/gpu_rows_matrix.slang), which are emulated here."""
+"""Products of several rows and codes of 4 bits whose numbers are made where they are multiplied (TB = 3 of
+kernels/gpu_matmul_coopmat.slang), on matrix units, which are emulated here."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import as_gpu
 import numpy as np
 import pytest
+import random_codes
 import torch
 from linear_chains import coded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
-from lapilli.codegen import gpu_matvec
+from lapilli.codegen.tiles import MatrixTile
+from lapilli.llm.blocks import BlockedMatrix, Parameter
 from lapilli.llm.decoder import Weight
+from lapilli.target import TARGETS
+
+Taken = list[MatrixTile]
+PLAN = "gpu-fp16-matrix"
 
 
 @pytest.fixture(autouse=True)
-def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Taken]:
+    """Which tiles were taken, on a GPU of one compute unit: the fewer it has, the smaller a product may be."""
     as_gpu.on_any_device(monkeypatch.setattr)
-    monkeypatch.setattr(gpu_matvec, "_WORK_GROUPS_ON_UNITS", 0)  # small matrices, too
+    monkeypatch.setitem(TARGETS, PLAN, replace(TARGETS[PLAN], shared_memory=as_gpu.SHARED))
+    with random_codes.taken(1, PLAN) as found:
+        yield found
 
 
 class Matrices(nn.Module):
     def __init__(self, rows: tuple[int, ...], columns: int, block: int) -> None:
         super().__init__()
         r = np.random.default_rng(columns)
-        self.weights = nn.ModuleList(Weight.of(coded(n, columns, block, False, r)) for n in (columns, *rows))
+        self.weights = nn.ModuleList(Weight.of(coded(n, columns, block, False, r)) for n in rows)
 
     def products(self, x: Tensor) -> list[Tensor]:
-        """Of rows that are stored as halves, as a product before makes them."""
-        first, *others = (w().to(x.dtype) if x.dtype is torch.float64 else w() for w in self.weights)
-        y = F.linear(x, first)
-        return [F.linear(y, w) for w in others]
+        return [F.linear(x, w().to(x.dtype)) for w in self.weights]
 
 
 class Linear(Matrices):
@@ -45,44 +56,98 @@ class Gate(Matrices):
         return F.silu(gate) * up
 
 
-class Rotation(Matrices):
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = self.products(x)[0].unflatten(-1, (-1, 2, 16)).unbind(-2)
-        return torch.cat([first * 0.8 - second * 0.6, second * 0.8 + first * 0.6], -1)
+def run(model: nn.Module, x: Tensor) -> Tensor:
+    with lapilli.compile(model, (x,), precision="fp16", target=PLAN, fallback="error") as program:
+        return program(x)
 
 
-def check(model: Matrices, rows: int, columns: int, taken: bool = True) -> None:
+def check(model: nn.Module, rows: int, columns: int) -> None:
     torch.manual_seed(rows)
     x = torch.randn(rows, columns).half().float()
     wanted = model.eval()(x.double())
-    with lapilli.compile(model, (x,), precision="fp16", target="gpu-fp16-matrix", fallback="error") as program:
-        got = program(x)
-        names = [k.name for k in program.description.kernels]
-    assert ("rows_matrix" in names) == taken, names
-    assert (got.double() - wanted).norm() <= 1e-3 * wanted.norm()
+    assert (run(model, x).double() - wanted).norm() <= 1e-3 * wanted.norm()
 
 
-@pytest.mark.parametrize("rows", [7, 9, 16])
-def test_rows(rows: int) -> None:
-    check(Linear((80,), 576, 64), rows, 576)
+@pytest.mark.parametrize(("rows", "band"), [(7, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64)])
+def test_rows(rows: int, band: int, taken: Taken) -> None:
+    check(Linear((96,), 576, 64), rows, 576)
+    assert len(taken) == 1 and taken[0].straight and taken[0].bm == band, taken
 
 
-@pytest.mark.parametrize("case", [(16, 64, 64), (40, 448, 64), (96, 640, 128)])
-def test_sizes(case: tuple[int, int, int]) -> None:
-    """Fewer columns than a work group has, terms that no chunk divides, scales for more than a group."""
-    columns, terms, block = case
-    check(Linear((columns,), terms, block), 9, terms)
+SIZES: dict[str, tuple[int, int, int]] = {  # columns, terms, those of a scale
+    "one vector of a line": (64, 32, 32),
+    "fewer columns than a fragment has": (5, 256, 64),
+    "a part of a fragment at the end": (83, 256, 128),
+    "terms that no chunk divides": (64, 416, 32),
+    "one scale for a line": (64, 544, 544),
+}
 
 
-@pytest.mark.parametrize("rows", [8, 15])
-@pytest.mark.parametrize("kind", [Gate, Rotation])
-def test_pairs(kind: type[Matrices], rows: int) -> None:
-    check(kind((64, 64), 256, 64), rows, 256)
+@pytest.mark.parametrize("rows", [9, 20, 40])
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: str, rows: int, taken: Taken) -> None:
+    columns, terms, block = SIZES[size]
+    check(Linear((columns,), terms, block), rows, terms)
+    assert taken and taken[0].straight
 
 
-def test_what_tiles_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows, and scales of fewer terms than sums have in a group; and fewer columns than keep a GPU busy."""
-    check(Linear((64,), 256, 64), 17, 256, False)
-    check(Linear((64,), 256, 32), 16, 256, False)
-    monkeypatch.setattr(gpu_matvec, "_WORK_GROUPS_ON_UNITS", 2)
-    check(Linear((64,), 256, 64), 16, 256, False)
+@pytest.mark.parametrize("rows", [8, 31])
+def test_epilogues(rows: int, taken: Taken) -> None:
+    check(Gate((72, 72), 256, 64), rows, 256)
+    assert len(taken) == 2 and all(t.straight for t in taken)
+
+
+@pytest.mark.parametrize("units", [4, 9])
+@pytest.mark.parametrize("rows", [12, 27])
+def test_sums_in_parts(rows: int, units: int, taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TARGETS, PLAN, replace(TARGETS[PLAN], compute_units=units))
+    check(Linear((200,), 2080, 32), rows, 2080)
+    assert taken[0].straight and taken[0].parts > 1, taken
+
+
+def scaled(codes: np.ndarray[Any, Any], scale: Tensor) -> BlockedMatrix:
+    """Bytes of two codes, of which the first is in the lower bits; a row of scales for 32 each."""
+    return BlockedMatrix(codes.shape[1] * 2, 32, codes, Parameter(scale.numpy()), None, bits=4, low=-8)
+
+
+class One(nn.Module):
+    def __init__(self, matrix: BlockedMatrix) -> None:
+        super().__init__()
+        self.weight = Weight.of(matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight().to(x.dtype))
+
+
+@pytest.mark.parametrize("terms", [256, 288])
+def test_what_is_not_finite(terms: int, taken: Taken) -> None:
+    """An infinite scale at the end of a line, and NaN in a row: no zeros that fill up a chunk are multiplied by them."""
+    codes = np.random.default_rng(0).integers(0, 256, (48, terms // 2), np.uint8) | np.uint8(0x11)
+    scale = torch.full((48, terms // 32), 0.01).half()
+    scale[3, -1] = torch.inf
+    x = torch.rand(11, terms).half().float()
+    x[5, 7] = torch.nan
+    model = One(scaled(codes, scale)).eval()
+    got, wanted = run(model, x), model(x)
+    assert taken[0].straight
+    assert torch.equal(got.isnan(), wanted.isnan()) and torch.equal(got.isinf(), wanted.isinf())
+    torch.testing.assert_close(got, wanted, rtol=2e-3, atol=2e-3, equal_nan=True)
+
+
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "offsets": lambda: One(coded(64, 256, 32, True, np.random.default_rng(0))),
+    "scales of fewer than a vector": lambda: Linear((64,), 256, 16),
+    "lines of no whole vectors": lambda: Linear((64,), 272, 16),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_goes_by_way_of_shared_memory(kind: str, taken: Taken) -> None:
+    terms = 272 if "whole" in kind else 256
+    check(OTHERS[kind](), 16, terms)
+    assert not any(t.straight for t in taken), taken
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_codes(seed: int) -> None:
+    random_codes.check(seed, PLAN)

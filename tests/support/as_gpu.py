@@ -42,7 +42,7 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     kept_kernels.keep_kernels(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(tiles, "OPERANDS_STAY", 1)
-    for module in (gpu_tiles, gpu_matvec, fragments, expanded, flash_attention, attention_gradient):
+    for module in (gpu_tiles, fragments, expanded, flash_attention, attention_gradient):
         put(module, "UNITS", {dtype: replace(needs, subgroup_size=0) for dtype, needs in UNITS.items()})
     put(gpu_dot, "BYTE_UNITS", replace(BYTE_UNITS, subgroup_size=0))
     put(gpu_matvec, "SUBGROUP_SUMS", replace(SUBGROUP_SUMS, subgroup_size=0))

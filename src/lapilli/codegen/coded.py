@@ -298,6 +298,36 @@ def matrix_source8(w: Wrapper, name: str, node: Node) -> None:
     w.structs.append(f"struct {name} : ILine8\n{{\n{_line8(w.kernel, node)}}};\n")
 
 
+_VECTOR = 4
+"""Words of a vector of `ICodes`."""
+
+
+def become_numbers_straight(m: Coded) -> bool:
+    """Whether `codes_source` can read a matrix: of halves, which are codes of 4 bits times a scale that a vector of them shares."""
+    if m.bits != 4 or m.by_columns or m.per_line % _VECTOR != 0:
+        return False
+    value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
+    return _half_scale(m, value, shared, "") is not None
+
+
+def codes_source(w: Wrapper, name: str, m: Coded) -> None:
+    """struct `name` : ICodes."""
+    line, at = Var("line", m.column.extent), Var("at", as_int(m.per_line // _VECTOR))
+    count = _VECTOR * elements_of_word(m)
+    value, shared = _hoisted(m, count)
+    with _literal_sizes(w.kernel):
+        vector = _lines_word(w.kernel, m, f"line * {m.per_line // _VECTOR} + at", _VECTOR)
+        places: dict[Atom, Int] = {m.inner: of(at) * count, m.column: of(line)}
+        bits, statements = _shared_bits(w.kernel, shared, _named(line, at), places)
+    w.structs.append(
+        f"struct {name} : ICodes\n{{\n"
+        f"    static uint4 words(uint line, uint at) {{ return {vector}; }}\n"
+        f"    static uint2 shared(uint line, uint at)\n    {{\n{statements}        return uint2({bits});\n    }}\n"
+        "    static uint4 numbers8(uint word, uint2 shared)\n    {\n"
+        f"        return pairs_of_codes4(word, {m.low}.0f, {_half_scale(m, value, shared, 'shared')});\n    }}\n}};\n"
+    )
+
+
 @contextmanager
 def _literal_sizes(kernel: KernelBuilder) -> Iterator[None]:
     """Sizes of weights as literals: divisions by them must cost nothing."""
@@ -508,7 +538,7 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     )
     packed = ", ".join(f"{SHORT[m.dtype]}.pack({x})" for x in ("a.xy", "a.zw", "b.xy", "b.zw"))
     made = f"float4 a = four0(fetched, line, step), b = four1(fetched, line, step);\n        return uint4({packed});"
-    if (scale := _half_scale(m, value, shared)) is not None:
+    if (scale := _half_scale(m, value, shared, "fetched.zw")) is not None:
         of_word = [f"halves_of_codes{m.bits}(fetched[{k}], {m.low}.0f, {scale})" for k in range(words)]
         functions, made = "", f"return uint4({', '.join(of_word)});" if words > 1 else f"return {of_word[0]};"
     return (
@@ -518,20 +548,16 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     )
 
 
-def are_scaled(m: Coded, count: int) -> bool:
-    """Whether elements are codes times a scale that so many neighbours share, and nothing else."""
-    value, _ = _hoisted(m, count)
-    return _factored(value, m.code)[0] is cast_to(m.code, DType.float32) and not _apart(value, m.code)
-
-
-def _half_scale(m: Coded, value: Expr, shared: Sequence[Load]) -> str | None:
-    """The text of what eight neighbours' codes are multiplied by, if that is all, in half precision, and results are halves."""
+def _half_scale(m: Coded, value: Expr, shared: Sequence[Load], place: str) -> str | None:
+    """The text of what neighbours' codes are multiplied by, if that is all, in half precision, and results are halves. place: the
+    text of what they share.
+    """
     numbers, scale = _factored(value, m.code)
     found = next((n for n in _HOISTED.values() if scale is load(n, ())), None)
     if found is None or numbers is not cast_to(m.code, DType.float32) or m.dtype is not DType.float16:
         return None
     is_half = shared[next(k for (k, _), n in _HOISTED.items() if n is found)].node.dtype is DType.float16
-    return _placed("fetched.zw")[found.id] if is_half else None
+    return _placed(place)[found.id] if is_half else None
 
 
 def _lines_word(kernel: KernelBuilder, m: Coded, at: str, words: int = 1) -> str:

@@ -55,7 +55,6 @@ def _any(target: Target) -> bool:
 
 FAMILIES: Mapping[type, Sequence[Family]] = {
     Matmul: (
-        Family("rows of codes on matrix units", _matrix, gpu_matvec.rows_of_codes_on_units),
         Family("a few rows of codes", _gpu, gpu_matvec.few_rows_of_codes),
         Family("one row by subgroups", _matrix, gpu_matvec.matvec),
         Family("bytes on matrix units", _bytes, gpu_dot.product_on_units),

@@ -1,6 +1,5 @@
 """Products with few rows on GPUs, which are bound by reading the matrix: one row of 16-bit floats by whole subgroups
-(kernels/gpu_matvec.slang), a few rows of any float type on any GPU (kernels/gpu_few_rows.slang), some rows and codes on matrix
-units (kernels/gpu_rows_matrix.slang).
+(kernels/gpu_matvec.slang), a few rows of any float type on any GPU (kernels/gpu_few_rows.slang).
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from lapilli.codegen.coded import (
-    Coded,
-    are_scaled,
     elements_of_word,
     in_memory,
     line_fields,
@@ -36,20 +33,18 @@ from lapilli.codegen.wrapper import (
     Wrapper,
     all_multiples,
     batched,
-    on_units,
     short_type,
     source8,
     vector_load,
     with_sizes,
 )
-from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Constant, Matmul, Node, Reduce
 from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
-from lapilli.target import MATRIX_SUBGROUP, SUBGROUP_SUMS, UNITS
+from lapilli.target import MATRIX_SUBGROUP, SUBGROUP_SUMS
 
 MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
@@ -71,18 +66,6 @@ _MOST_ROWS_OF_CODES = 6
 """Up to which tiles on matrix units are no better. 4096 x 14336 and back took an H100 31 us for four rows and 63 for eight, and 56
 by tiles for up to sixteen. Steps of small models, too, took longer for eight rows by rows than for sixteen by tiles.
 """
-
-_LEAST_ROWS_ON_UNITS = 7
-"""Rows from which on codes of 4 bits are multiplied on matrix units: four rows of an 8B model's layer are a seventh slower so."""
-_WORK_GROUPS_ON_UNITS = 2
-"""For each compute unit, from which on: a chunk of a work group takes as long as that of a tile, but decodes twice the columns, and
-what matters is how many there are. (16 rows, 4096 x 14336 twice: 64 us for 124; 14336 x 4096: 61 for 53.)
-"""
-_BAND, _GROUP = 16, 64
-"""Rows of a fragment, the most; and terms that a subgroup multiplies before sums get their scale."""
-_SHAPES_ON_UNITS = ((2, 4), (4, 2), (1, 8))
-"""Subgroups across and along the sum; the first without measuring."""
-_DEPTH_ON_UNITS = 4
 
 
 @dataclass(frozen=True)
@@ -335,73 +318,6 @@ class FewRows(RowProduct):
         written.shared = self._shared(steps)
         written.flops = self._flops()
         return written
-
-
-@dataclass(frozen=True)
-class RowsOnUnits(RowProduct):
-    """out[m, n] of rows of halves and codes of 4 bits, which are multiplied on matrix units without their scales. across, along:
-    subgroups of a work group that have other columns, and another part of the sum; depth: vectors of a line that each invocation
-    has under way.
-    """
-
-    across: int = field(default=2, kw_only=True)
-    along: int = field(default=4, kw_only=True)
-    depth: int = field(default=_DEPTH_ON_UNITS, kw_only=True)
-
-    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
-        for across, along in _SHAPES_ON_UNITS:
-            made = replace(self, across=across, along=along, invocations=MATRIX_SUBGROUP * across * along)
-            if made.invocations <= ctx.target.invocations and made._shared(1) <= ctx.target.shared_memory:
-                yield made
-
-    @property
-    def variant(self) -> str:
-        return f"{self.across} subgroups across, {self.along} along, {self.depth} loads"
-
-    def _shared(self, blocks: int) -> int:
-        """Bytes of shared memory: rows, and the words and scales of each subgroup; or the sums."""
-        subgroups = self.across * self.along
-        return 16 * max(_BAND * (self.along * 10 + 1) + subgroups * (_BAND * 3 + 4), subgroups * blocks * 64)
-
-    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        w = Wrapper(task, ctx, "gpu_rows_matrix", sizes_as_params=sizes_as_params)
-        count = self._epilogue(w)
-        source8(w, "X", self.x.node)
-        matrices = [self.w] if self.pairs is None else [self.w, self.pairs.w]
-        lows = []
-        for name, matrix in zip("WV", matrices, strict=False):
-            assert isinstance(matrix.node, Coded)
-            lines_source(w, name, matrix.node, 4)
-            lows.append(str(matrix.node.low))
-        w.params(N=count, groups=self.k // _GROUP, ldx8=self.x.strides[1] // 8, offset8=self.x.offset // 8)
-        name, types = ("rows_matrix", "W") if self.pairs is None else ("rows_matrix_pairs", "W, V, L")
-        sizes = f"{self.m}, {self.across}, {self.along}, {self.depth}, {', '.join(lows)}"
-        groups = (ceildiv(count, _BAND * self.across), as_int(1), as_int(1))
-        written = w.finish(
-            f"{name}<X, {types}, E, {sizes}>(P.t, gid, li);", groups, (self.invocations, 1, 1), "rows_matrix",
-            "RowsMatrixParams t;", ["row_operands"], plain=True,
-        )  # fmt: skip
-        written.shared = self._shared(len(matrices))
-        written.needs = UNITS[DType.float16]
-        written.flops = self._flops()
-        return written
-
-
-def rows_of_codes_on_units(v: MatmulView, task: Task, ctx: Context) -> RowsOnUnits | None:
-    """Some rows, of halves, and codes whose scale as many neighbours share as a subgroup multiplies."""
-    m, x = v.m.value, v.lhs
-    if m is None or not _LEAST_ROWS_ON_UNITS <= m <= _BAND or v.batch != 1:
-        return None
-    if x.node.dtype is not DType.float16 or on_units(ctx.target, v.rhs.node) is not DType.float16:
-        return None
-    if x.strides[2] != 1 or v.k % _GROUP != 0 or not all_multiples(8, x.offset, x.strides[1]):
-        return None
-    coded = lines_of_codes(v, task, ctx)
-    if coded is None or not isinstance(coded.node, Coded) or coded.node.bits != 4 or not are_scaled(coded.node, _GROUP):
-        return None
-    found = RowsOnUnits(x, coded, v.batch, m, v.n, v.k, None)
-    groups = -(-estimate(v.n) // (_BAND * found.across))
-    return found if groups >= _WORK_GROUPS_ON_UNITS * ctx.target.compute_units else None
 
 
 def few_rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
-from lapilli.codegen.coded import Coded, in_memory, matrix_source, matrix_source8, parts_of
+from lapilli.codegen.coded import (
+    Coded,
+    become_numbers_straight,
+    codes_source,
+    in_memory,
+    matrix_source,
+    matrix_source8,
+    parts_of,
+)
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.layer_norms import NORMS_SHARED, NOT_NORMED, Norms
 from lapilli.codegen.open_rows import RowTemplate
@@ -39,6 +47,10 @@ class Rows:
     places: str = ""
 
 
+_FRAGMENTS, _STRAIGHT = 2, 3
+"""How a right operand lies, beside rows and columns: by fragments, and as codes that become numbers in registers."""
+
+
 def finish_on_units(
     w: Wrapper, t: MatrixTile, rows: Rows, factor: str, name: str, order_w: int, *, batch: Int, M: Int, N: Int, K: Int,
     K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0, parts: str = "NoParts", norms: str = NOT_NORMED,
@@ -46,15 +58,17 @@ def finish_on_units(
     """The kernel of a tile on matrix units, whose sources are written. factor: Slang type of what is multiplied; name: how the
     kernel's ends; order_w: how the right operand lies, TB of `coopmat_tile` (gpu_matmul_coopmat); M to offsetB8: of its
     `TileParams`; parts: Slang type of where the tile's parts are; norms: of what rows are normed by.
+    The right operand is W, or with _STRAIGHT the codes C.
     """
     tm, tn = ceildiv(M, t.bm), ceildiv(N, t.bn)
     w.params(M=M, N=N, K=K, K8=K8, ldb8=ldb8, batchB8=batchB8, tilesM=tm, tilesN=tn, offsetB8=offsetB8)
     w.params("a", **rows.words)
     groups = (tm * tn, as_int(1), batch * t.parts) if t.swizzle else (tn, tm, batch * t.parts)
     end = "E" if norms == NOT_NORMED else f"NormedEnd<E, {t.bm}, {t.bn}>"
+    right, codes = ("NoLine", "C") if order_w == _STRAIGHT else ("W", "NoCodes")
     call = (
-        f"coopmat_tile<{factor}, {rows.policy}, W, {end}, {parts}, {norms}, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, "
-        f"{t.ep}, {int(t.swizzle)}, {int(rows.transposed)}, {order_w}, {t.parts}>(P.a, P.t, {shift}, gid, li);"
+        f"coopmat_tile<{factor}, {rows.policy}, {right}, {end}, {parts}, {norms}, {codes}, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, "
+        f"{t.sk}, {t.ep}, {int(t.swizzle)}, {int(rows.transposed)}, {order_w}, {t.parts}>(P.a, P.t, {shift}, gid, li);"
     )
     kind = "matmul" if rows.struct == "MatmulParams" else "convolution"
     struct = f"TileParams t; {rows.struct} a;"
@@ -137,7 +151,8 @@ class Tiles(RowTemplate):
             joinable=joinable,
         )  # fmt: skip
         if isinstance(self.w, Coded):
-            return tiles.for_codes(found, batch, m, n, k, ctx.target, self._is_joinable(task))
+            straight = become_numbers_straight(self.w)
+            return tiles.for_codes(found, batch, m, n, k, ctx.target, self._is_joinable(task), straight)
         return found
 
     def _is_divisible(self, task: Task) -> bool:
@@ -167,10 +182,14 @@ class Tiles(RowTemplate):
             source8(w, "X", self.rows.node, self.w.dtype)
         else:
             source(w, "X", self.rows.node, vector=False)
-        matrix_source8(w, "W", self.w)
+        if t.straight:
+            assert isinstance(self.w, Coded)
+            codes_source(w, "C", self.w)
+        else:
+            matrix_source8(w, "W", self.w)
         parts = parts_source(w, self.joined, self.counters, self.counter)
         norms = self.norms.source(w, self.w.dtype) if self.norms is not None else NOT_NORMED
-        order = 2 if self.fragments else int(self.transposed_w)
+        order = _STRAIGHT if t.straight else _FRAGMENTS if self.fragments else int(self.transposed_w)
         written = finish_on_units(
             w, t, self.rows, SHORT[self.w.dtype], "matrix", order, batch=self.batch, M=self.m, N=self.n, K=self.k,
             K8=ceildiv(self.k, 8), ldb8=self.row_w // 8, batchB8=self.batch_w // 8, offsetB8=self.offset_w // 8, parts=parts,

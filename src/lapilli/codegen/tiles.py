@@ -17,7 +17,7 @@ OPERANDS_STAY = 0
 class MatrixTile:
     """Work-group tile bm x bn, chunks of bk, subgroup tile wm x wn, sk subgroups that share a chunk along k, ep bands of
     accumulators staged at once; parts: work groups that share the sum of a tile; apart: products into which the sum is divided,
-    which a second kernel adds.
+    which a second kernel adds; straight: codes of 4 bits become numbers in the registers where they are multiplied.
     """
 
     bm: int
@@ -30,13 +30,15 @@ class MatrixTile:
     swizzle: bool = False
     parts: int = 1
     apart: int = 1
+    straight: bool = False
 
     def __str__(self) -> str:
         split = f" of {self.wm}x{self.wn}" + (f" by {self.sk}" if self.sk > 1 else "")
         parts = (
             f", sum in {self.parts} parts" if self.parts > 1 else f", {self.apart} products" if self.apart > 1 else ""
         )
-        return f"{self.bm}x{self.bn}x{self.bk}{split}{', in bands' if self.swizzle else ''}{parts}"
+        straight = ", straight" if self.straight else ""
+        return f"{self.bm}x{self.bn}x{self.bk}{split}{', in bands' if self.swizzle else ''}{straight}{parts}"
 
     @property
     def invocations(self) -> int:
@@ -49,7 +51,7 @@ class MatrixTile:
         rows, columns = (
             (y, x) if turned else (x, y) for turned, x, y in ((left, self.bm, self.bk), (right, self.bk, self.bn))
         )
-        subgroups = self.invocations // MATRIX_SUBGROUP
+        subgroups, fragments = self.invocations // MATRIX_SUBGROUP, fragments or self.straight
         operands = sum(lines * (line // 8 + 1) for lines, line in ((rows,) if fragments else (rows, columns)))
         operands += subgroups * MATRIX_SUBGROUP * (self.wn // 16 if OPERANDS_STAY else 1) if fragments else 0
         staged = subgroups * self.ep * 16 * (self.wn // 4 + 1)
@@ -284,53 +286,82 @@ def _apart(
     return min(found, default=None, key=lambda made: made[1])
 
 
-_DECODING_MANY = MatrixTile(32, 128, 64, 32, 32, 1, 1)
-"""The same for 17 to 32 rows, wherever each compute unit has four."""
-_DECODING_FEW = (
-    (16, MatrixTile(16, 64, 128, 16, 32, 4, 1), 2),
-    (32, MatrixTile(32, 128, 128, 32, 32, 2, 1), 1),
-    (32, MatrixTile(32, 64, 128, 32, 32, 4, 1), 1),
-    (64, _DIVIDED, 1),
+@dataclass(frozen=True)
+class _Few:
+    """A tile that decodes, for up to so many rows. most: of its parts for each compute unit; parts: into how many its sum may be
+    divided.
+    """
+
+    rows: int
+    tile: MatrixTile
+    most: int = 1
+    parts: tuple[int, ...] = (8, 4, 2)
+
+
+_STRAIGHT_FEW = (
+    _Few(16, MatrixTile(16, 128, 256, 16, 32, 2, 1, straight=True), 2),
+    _Few(16, MatrixTile(16, 64, 256, 16, 32, 2, 1, straight=True)),
+    _Few(32, MatrixTile(32, 128, 256, 32, 32, 2, 2, straight=True)),
+    _Few(64, MatrixTile(64, 128, 128, 64, 32, 1, 2, straight=True), parts=()),
+    _Few(64, MatrixTile(64, 64, 128, 32, 32, 1, 2, straight=True), 2),
 )
-"""For up to so many rows, and how many of its parts a compute unit is to have: the best of six tiles for 16 rows, of nine for 32
-and of eight for 64, in 1 to 8 parts. The third is for products of few columns."""
+"""The best of nine tiles for 16 rows, of twenty for 32 and of six for 64."""
+_DECODING_MANY = MatrixTile(32, 128, 64, 32, 32, 1, 1)
+"""By way of shared memory, for 17 to 32 rows, wherever each compute unit has four."""
+_DECODING_FEW = (
+    _Few(16, MatrixTile(16, 64, 128, 16, 32, 4, 1), 2),
+    _Few(32, MatrixTile(32, 128, 128, 32, 32, 2, 1)),
+    _Few(32, MatrixTile(32, 64, 128, 32, 32, 4, 1)),
+    _Few(64, _DIVIDED),
+)
+"""The same: the best of six tiles for 16 rows, of nine for 32 and of eight for 64. The third is for products of few columns."""
 
 
 def for_codes(
-    found: list[MatrixTile], batch: int, m: int, n: int, k: int, target: Target, joinable: bool
+    found: list[MatrixTile], batch: int, m: int, n: int, k: int, target: Target, joinable: bool, straight: bool
 ) -> list[MatrixTile]:
     """Tiles for a right operand that is decoded, once for each tile of rows: large ones first, if most compute units have one, and
-    those for few rows. joinable: whether work groups may share the sum of a tile. A tile that is decoded takes as long for 8
-    rows as for 32, so each compute unit has to have one.
+    those for few rows. joinable: whether work groups may share the sum of a tile; straight: whether codes can become numbers in
+    registers. A tile that is decoded takes as long for 8 rows as for 32, so each compute unit has to have one.
     """
-
-    def tiles(t: MatrixTile) -> int:
-        return _tiles(batch, m, n, t.bm, t.bn)
-
     units, first = target.compute_units, list[MatrixTile]()
+    joinable = joinable and target.between_groups
     if 2 * m > _DECODING.bm:
-        first = [t for t in found if t == _DECODING and 4 * tiles(t) >= 3 * units]
-    elif 16 < m <= _DECODING_MANY.bm and tiles(_DECODING_MANY) >= 4 * units:
+        first = [t for t in found if t == _DECODING and 4 * _tiles(batch, m, n, t.bm, t.bn) >= 3 * units]
+    elif straight:
+        first = _few_for_codes(_STRAIGHT_FEW, batch, m, n, k, target, joinable)
+    if (
+        not first
+        and 16 < m <= _DECODING_MANY.bm
+        and _tiles(batch, m, n, _DECODING_MANY.bm, _DECODING_MANY.bn) >= 4 * units
+    ):
         first = [t for t in found if t == _DECODING_MANY]
-    else:
-        fitting = [
-            (t, most) for rows, t, most in _DECODING_FEW if m <= rows and _is_possible(t, target, (False, True), False)
-        ]
-        first = _in_parts_for_codes(fitting, batch, m, n, k, target) if joinable and target.between_groups else []
-    return [*first, *(t for t in found if t not in first)]
+    if not first and joinable:
+        first = _few_for_codes(_DECODING_FEW, batch, m, n, k, target, joinable)
+    others = [few.tile for few in _STRAIGHT_FEW if straight and m <= few.rows and _decodes(few.tile, target)]
+    return list(dict.fromkeys((*first, *found, *others)))
 
 
-def _in_parts_for_codes(
-    menu: list[tuple[MatrixTile, int]], batch: int, m: int, n: int, k: int, target: Target
+def _few_for_codes(
+    menu: Sequence[_Few], batch: int, m: int, n: int, k: int, target: Target, joinable: bool
 ) -> list[MatrixTile]:
     """The first of these tiles of which there are enough, in as many parts as compute units are to have at once."""
     units = target.compute_units
-    for t, most in menu:
+    for few in menu:
+        t = few.tile
+        if m > few.rows or not _decodes(t, target):
+            continue
         count, chunks = _tiles(batch, m, n, t.bm, t.bn), -(-k // t.bk)
-        parts = next((p for p in (8, 4, 2) if p * count <= most * units and 2 * p <= chunks), 1)
+        possible = (p for p in few.parts if joinable and p * count <= few.most * units and 2 * p <= chunks)
+        parts = next(possible, 1)
         if 4 * parts * count >= 3 * units:
             return [replace(t, parts=parts)]
     return []
+
+
+def _decodes(t: MatrixTile, target: Target) -> bool:
+    """Whether a tile fits, for a right operand that lies along the sum."""
+    return _is_possible(t, target, (False, True), False)
 
 
 def byte_tiles(batch: int, m: int, n: int, k: int, target: Target, convolution: bool) -> list[MatrixTile]:

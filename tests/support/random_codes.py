@@ -1,0 +1,138 @@
+"""Random products of several rows and packed weights on matrix units: numbers are made of codes where they are multiplied, or on their
+way into shared memory (codegen/coded.py). Rows, sizes, forms of weights, what follows, how many work groups share a sum, infinities.
+
+    python tests/support/random_codes.py [--seconds 60] [--seed 0] [--plan gpu-fp16-matrix] [--gpu-plans]
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import random_cases
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lapilli
+from lapilli.codegen import tiles
+from lapilli.codegen.tiles import MatrixTile
+from lapilli.target import TARGETS
+
+_CODES = ((4, -8, 8), (4, -8, 8), (4, -8, 8), (4, 0, 16), (4, -7, 8), (4, 3, 19), (8, -128, 128))
+_ENDS = (nn.Identity, nn.Identity, nn.ReLU, nn.SiLU, nn.GELU)
+
+
+@dataclass(frozen=True)
+class Case:
+    """rows: of the input, in one or two dimensions; group: terms that a scale is for; codes: bits, and from which number to which;
+    half: whether scales are halves; offset: whether something is added to each weight, a number for each scale; end: what follows;
+    units: of the GPU; strange: what is not finite.
+    """
+
+    rows: tuple[int, ...]
+    columns: int
+    terms: int
+    group: int
+    codes: tuple[int, int, int]
+    half: bool
+    offset: bool
+    bias: bool
+    end: int
+    residual: bool
+    units: int
+    strange: str
+
+
+def case(seed: int) -> Case:
+    r = random.Random(seed)
+    rows = r.choice(((7,), (8,), (16,), (17,), (31,), (32,), (33,), (50,), (64,), (65,), (2, 9), (3, 17)))
+    terms = r.choice((32, 96, 128, 256, 288, 416, 512, 544, 1056, 1024, 2048, 2080))
+    group = r.choice([g for g in (16, 32, 32, 64, 64, 128, terms) if terms % g == 0])
+    return Case(
+        rows, r.choice((8, 24, 60, 64, 96, 100, 128, 130, 200, 300)), terms, group, r.choice(_CODES), r.random() < 0.8,
+        r.random() < 0.15, r.random() < 0.5, r.randrange(len(_ENDS)), r.random() < 0.3, r.choice((1, 1, 2, 5, 9)),
+        r.choice(("", "", "", "", "scale", "row", "infinite row")),
+    )  # fmt: skip
+
+
+class Layer(nn.Module):
+    def __init__(self, given: Case) -> None:
+        super().__init__()
+        self.given = given
+        _, low, high = given.codes
+        groups = (given.columns, given.terms // given.group, 1)
+        scale = (torch.rand(groups) + 0.5) / (4.6 * given.terms**0.5)
+        if given.strange == "scale":
+            scale[int(torch.randint(given.columns, ())), -1] = torch.inf
+        kind = torch.float16 if given.half else torch.float32
+        integers = torch.uint8 if low >= 0 else torch.int8
+        self.q: Tensor
+        self.scale: Tensor
+        self.offset: Tensor
+        self.register_buffer("q", torch.randint(low, high, (given.columns, given.terms)).to(integers))
+        self.register_buffer("scale", scale.to(kind))
+        self.register_buffer("offset", (scale.nan_to_num(posinf=1) * 3).to(kind))
+        self.bias = nn.Parameter(torch.randn(given.columns).half().float())
+        self.end = _ENDS[given.end]()
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        given = self.given
+        w = self.q.reshape(given.columns, -1, given.group).to(dtype) * self.scale.to(dtype)
+        w = w + self.offset.to(dtype) if given.offset else w
+        return w.reshape(given.columns, given.terms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.matrix(x.dtype), self.bias.to(x.dtype) if self.given.bias else None)
+        return self.end(y) + x[..., :1] if self.given.residual else self.end(y)
+
+
+@contextmanager
+def taken(units: int, plan: str) -> Iterator[list[MatrixTile]]:
+    """The tiles that are taken for few rows, on a GPU of so many units that has the shared memory of software devices."""
+    found = list[MatrixTile]()
+
+    def spied(*given: Any) -> list[MatrixTile]:
+        made = few(*given)
+        found.extend(made)
+        return made
+
+    few = tiles._few_for_codes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "_few_for_codes", spied)
+        patch.setattr(
+            tiles, "_STRAIGHT_FEW", tuple(replace(t, tile=replace(t.tile, ep=1)) for t in tiles._STRAIGHT_FEW)
+        )
+        patch.setitem(TARGETS, plan, replace(TARGETS[plan], compute_units=units))
+        yield found
+
+
+def check(seed: int, plan: str) -> list[str]:
+    """Compares a case with torch in float64; what kind of tile it has. Raises AssertionError."""
+    given = case(seed)
+    torch.manual_seed(seed)
+    model = Layer(given).eval().requires_grad_(False)
+    x = torch.randn(*given.rows, given.terms).half().float()
+    if given.strange.endswith("row"):
+        x.view(-1, given.terms)[0, -1] = torch.nan if given.strange == "row" else torch.inf
+    with taken(given.units, plan) as found, torch.no_grad():
+        with lapilli.compile(model, (x,), target=plan, precision="fp16", fallback="error") as program:
+            y = program(x)
+        wanted, matrix = model(x.double()), model.matrix(torch.float64)
+    assert torch.equal(y.isnan(), wanted.isnan()), f"{given}: other numbers"
+    finite = wanted.isfinite() & y.isfinite() & (wanted.abs() < 60000)
+    # Rows, weights, and what they are computed of, are rounded to halves; results are, and so is what is added to them.
+    bound = 4 * 2.0**-11 * (F.linear(x.double().abs(), matrix.abs()) + 8)
+    wrong = ((y.double() - wanted).abs() > bound)[finite]
+    assert not bool(wrong.any()), f"{given}: {int(wrong.sum())} of {wrong.numel()}"
+    return [f"straight in {t.parts} parts" if t.straight else f"shared memory in {t.parts} parts" for t in found] or [
+        "others"
+    ]
+
+
+if __name__ == "__main__":
+    random_cases.main(__doc__, "products", ("gpu-fp16-matrix",), check)
