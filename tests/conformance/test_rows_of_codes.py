@@ -124,7 +124,7 @@ def test_what_is_not_finite(terms: int, taken: Taken) -> None:
     """An infinite scale at the end of a line, and NaN in a row: no zeros that fill up a chunk are multiplied by them."""
     codes = np.random.default_rng(0).integers(0, 256, (48, terms // 2), np.uint8) | np.uint8(0x11)
     scale = torch.full((48, terms // 32), 0.01).half()
-    scale[3, -1] = torch.inf
+    scale[3, -1], codes[3, -16:] = torch.inf, 0xFF
     x = torch.rand(11, terms).half().float()
     x[5, 7] = torch.nan
     model = One(scaled(codes, scale)).eval()

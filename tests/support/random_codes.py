@@ -1,5 +1,5 @@
-"""Random products of several rows and packed weights on matrix units: numbers are made of codes where they are multiplied, or on their
-way into shared memory (codegen/coded.py). Rows, sizes, forms of weights, what follows, how many work groups share a sum, infinities.
+"""Random products of several rows and packed weights on matrix units: codes become numbers where they are multiplied, or on the way
+into shared memory (codegen/coded.py). Rows, sizes, forms of weights, what follows, how many work groups share a sum, infinities.
 
     python tests/support/random_codes.py [--seconds 60] [--seed 0] [--plan gpu-fp16-matrix] [--gpu-plans]
 """
@@ -67,14 +67,17 @@ class Layer(nn.Module):
         _, low, high = given.codes
         groups = (given.columns, given.terms // given.group, 1)
         scale = (torch.rand(groups) + 0.5) / (4.6 * given.terms**0.5)
-        if given.strange == "scale":
-            scale[int(torch.randint(given.columns, ())), -1] = torch.inf
+        codes = torch.randint(low, high, (given.columns, given.terms))
+        if given.strange == "scale":  # all of whose products have one sign where x has
+            column = int(torch.randint(given.columns, ()))
+            scale[column, -1] = torch.inf
+            codes[column, -given.group :] = high - 1
         kind = torch.float16 if given.half else torch.float32
         integers = torch.uint8 if low >= 0 else torch.int8
         self.q: Tensor
         self.scale: Tensor
         self.offset: Tensor
-        self.register_buffer("q", torch.randint(low, high, (given.columns, given.terms)).to(integers))
+        self.register_buffer("q", codes.to(integers))
         self.register_buffer("scale", scale.to(kind))
         self.register_buffer("offset", (scale.nan_to_num(posinf=1) * 3).to(kind))
         self.bias = nn.Parameter(torch.randn(given.columns).half().float())
@@ -117,6 +120,8 @@ def check(seed: int, plan: str) -> list[str]:
     torch.manual_seed(seed)
     model = Layer(given).eval().requires_grad_(False)
     x = torch.randn(*given.rows, given.terms).half().float()
+    if given.strange == "scale":
+        x[..., -given.group :].abs_()
     if given.strange.endswith("row"):
         x.view(-1, given.terms)[0, -1] = torch.nan if given.strange == "row" else torch.inf
     with taken(given.units, plan) as found, torch.no_grad():
