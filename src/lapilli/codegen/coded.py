@@ -18,6 +18,7 @@ from lapilli.codegen.wrapper import SHORT, Wrapper, source, source8
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Op, binary, cast_to, const, ints_of, load, loads, reads, rewrite, walk
 from lapilli.ir.integer import Atom, Int, Quotient, Var, as_int, ceildiv, minimum, of
+from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.encoding import Blocks
@@ -552,6 +553,8 @@ def _half_scale(m: Coded, value: Expr, shared: Sequence[Load], place: str) -> st
     """The text of what neighbours' codes are multiplied by, if that is all, in half precision, and results are halves. place: the
     text of what they share.
     """
+    if isinstance(value, Op) and value.op == NARROW[DType.float16]:  # as storing halves does
+        value = value.args[0]
     numbers, scale = _factored(value, m.code)
     found = next((n for n in _HOISTED.values() if scale is load(n, ())), None)
     if found is None or numbers is not cast_to(m.code, DType.float32) or m.dtype is not DType.float16:

@@ -65,6 +65,7 @@ def finish_on_units(
     w.params("a", **rows.words)
     groups = (tm * tn, as_int(1), batch * t.parts) if t.swizzle else (tn, tm, batch * t.parts)
     end = "E" if norms == NOT_NORMED else f"NormedEnd<E, {t.bm}, {t.bn}>"
+    assert order_w != _STRAIGHT or not rows.transposed
     right, codes = ("NoLine", "C") if order_w == _STRAIGHT else ("W", "NoCodes")
     call = (
         f"coopmat_tile<{factor}, {rows.policy}, {right}, {end}, {parts}, {norms}, {codes}, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, "
@@ -151,7 +152,7 @@ class Tiles(RowTemplate):
             joinable=joinable,
         )  # fmt: skip
         if isinstance(self.w, Coded):
-            straight = become_numbers_straight(self.w)
+            straight = become_numbers_straight(self.w) and not self.rows.transposed
             return tiles.for_codes(found, batch, m, n, k, ctx.target, self._is_joinable(task), straight)
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, binary, cast_to, const, is_finite, narrow, unary, where
+from lapilli.ir.expr import Const, Expr, binary, cast_to, const, is_finite, unary, where
 from lapilli.ir.integer import as_int
 from lapilli.ir.interval import INT32, MOST
 from lapilli.ir.node import Node
@@ -23,6 +23,7 @@ from lapilli.lower.registry import (
     from_torch,
     lowering,
     member,
+    rounded,
     scalar,
 )
 
@@ -488,7 +489,7 @@ def _converted(call: Call, x: Node, known: torch.Tensor) -> Node:
     if x.dtype.is_float and call.dtype.compute is DType.int32:
         return call.pointwise(lambda a: convert(unary("trunc", a), call.dtype), x)
     if call.dtype.is_float and from_torch(known.dtype) is not call.dtype:
-        return call.pointwise(lambda a: narrow(cast_to(a, DType.float32), call.dtype), x)
+        return call.pointwise(lambda a: rounded(cast_to(a, DType.float32), call.dtype), x)
     return call.pointwise(lambda a: a, x)
 
 

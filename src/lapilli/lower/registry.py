@@ -419,7 +419,22 @@ def is_rounded(e: Expr, dtype: DType, deepest: int = 8) -> bool:
         return False
     if e.op in ("neg", "abs", "sign", "min", "max", "where"):
         return all(is_rounded(a, dtype, deepest) for a in e.args if a.dtype is DType.float32)
-    return e.op == NARROW[dtype] or (e.op == "cast" and e.args[0].dtype is DType.bool)
+    return e.op == NARROW[dtype] or (e.op == "cast" and _is_exact(e.args[0], dtype))
+
+
+def rounded(e: Expr, dtype: DType) -> Expr:
+    """A float expression rounded to a 16-bit type, unless it is known to be representable; unchanged for other types."""
+    return e if dtype not in _EXACT or is_rounded(e, dtype) else narrow(e, dtype)
+
+
+_EXACT = {DType.float16: 2048, DType.bfloat16: 256}
+"""Up to which all integers are numbers of a type."""
+
+
+def _is_exact(e: Expr, dtype: DType) -> bool:
+    """Whether an expression of integers is known to be representable in a 16-bit type."""
+    low, high = Ranges(deepest=_NEAR).expr(e)
+    return e.dtype is DType.bool or (e.dtype is DType.int32 and max(-low, high) <= _EXACT[dtype])
 
 
 def _holds(dtype: DType, e: Expr) -> bool:
