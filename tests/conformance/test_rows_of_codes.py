@@ -174,5 +174,5 @@ def test_rows_that_lie_across_memory(rows: int, turned: bool, taken: Taken) -> N
 
 
 def test_random_codes() -> None:
-    kinds = {kind for seed in range(12) for kind in random_codes.check(seed, PLAN)}
-    assert any(kind.startswith("straight") for kind in kinds), kinds
+    kinds = {kind for seed in (1, 2, 16, 17, 21) for kind in random_codes.check(seed, PLAN)}
+    assert kinds >= {"straight in 1 parts", "straight in 2 parts", "shared memory in 1 parts"}, kinds

@@ -326,15 +326,16 @@ def for_codes(
     """
     units, first = target.compute_units, list[MatrixTile]()
     joinable = joinable and target.between_groups
+
+    def has_tiles(t: MatrixTile, fours: int) -> bool:
+        """Whether each compute unit has so many fourths of a tile."""
+        return 4 * _tiles(batch, m, n, t.bm, t.bn) >= fours * units
+
     if 2 * m > _DECODING.bm:
-        first = [t for t in found if t == _DECODING and 4 * _tiles(batch, m, n, t.bm, t.bn) >= 3 * units]
+        first = [t for t in found if t == _DECODING and has_tiles(t, 3)]
     elif straight:
         first = _few_for_codes(_STRAIGHT_FEW, batch, m, n, k, target, joinable)
-    if (
-        not first
-        and 16 < m <= _DECODING_MANY.bm
-        and _tiles(batch, m, n, _DECODING_MANY.bm, _DECODING_MANY.bn) >= 4 * units
-    ):
+    if not first and 16 < m <= _DECODING_MANY.bm and has_tiles(_DECODING_MANY, 16):
         first = [t for t in found if t == _DECODING_MANY]
     if not first and joinable:
         first = _few_for_codes(_DECODING_FEW, batch, m, n, k, target, joinable)
