@@ -51,9 +51,9 @@ class MatrixTile:
         rows, columns = (
             (y, x) if turned else (x, y) for turned, x, y in ((left, self.bm, self.bk), (right, self.bk, self.bn))
         )
-        subgroups, fragments = self.invocations // MATRIX_SUBGROUP, fragments or self.straight
-        operands = sum(lines * (line // 8 + 1) for lines, line in ((rows,) if fragments else (rows, columns)))
-        operands += subgroups * MATRIX_SUBGROUP * (self.wn // 16 if OPERANDS_STAY else 1) if fragments else 0
+        subgroups, alone = self.invocations // MATRIX_SUBGROUP, fragments or self.straight
+        operands = sum(lines * (line // 8 + 1) for lines, line in ((rows,) if alone else (rows, columns)))
+        operands += subgroups * MATRIX_SUBGROUP * (self.wn // 16 if OPERANDS_STAY and fragments else 1) if alone else 0
         staged = subgroups * self.ep * 16 * (self.wn // 4 + 1)
         return 16 * max(operands, staged) + (4 if self.parts > 1 else 0)
 
