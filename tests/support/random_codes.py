@@ -83,7 +83,8 @@ class Layer(nn.Module):
         self.offset: Tensor
         self.register_buffer("q", codes.to(integers))
         self.register_buffer("scale", scale.to(kind))
-        self.register_buffer("offset", (scale.nan_to_num(posinf=1) * 3).to(kind))
+        # No weight is zero: of an infinity it would make NaN, if it is exactly that.
+        self.register_buffer("offset", (scale.nan_to_num(posinf=1) * 2.7).to(kind))
         self.bias = nn.Parameter(torch.randn(given.columns).half().float())
         self.end = _ENDS[given.end]()
 
