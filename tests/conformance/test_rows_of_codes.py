@@ -134,17 +134,17 @@ def test_what_is_not_finite(terms: int, taken: Taken) -> None:
     torch.testing.assert_close(got, wanted, rtol=2e-3, atol=2e-3, equal_nan=True)
 
 
-OTHERS: dict[str, Callable[[], nn.Module]] = {
-    "offsets": lambda: One(coded(64, 256, 32, True, np.random.default_rng(0))),
-    "scales of fewer than a vector": lambda: Linear((64,), 256, 16),
-    "lines of no whole vectors": lambda: Linear((64,), 272, 16),
+OTHERS: dict[str, tuple[int, Callable[[], nn.Module]]] = {  # terms
+    "offsets": (256, lambda: One(coded(64, 256, 32, True, np.random.default_rng(0)))),
+    "scales of fewer than a vector": (256, lambda: Linear((64,), 256, 16)),
+    "lines of no whole vectors": (272, lambda: Linear((64,), 272, 16)),
 }
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_goes_by_way_of_shared_memory(kind: str, taken: Taken) -> None:
-    terms = 272 if "whole" in kind else 256
-    check(OTHERS[kind](), 16, terms)
+    terms, made = OTHERS[kind]
+    check(made(), 16, terms)
     assert not any(t.straight for t in taken), taken
 
 

@@ -288,8 +288,8 @@ def _apart(
 
 @dataclass(frozen=True)
 class _Few:
-    """A tile that decodes, for up to so many rows. most: of its parts for each compute unit; parts: into how many its sum may be
-    divided.
+    """A tile that decodes, for at most `rows` rows. most: how many of its parts a compute unit may have; parts: into how many its
+    sum may be divided.
     """
 
     rows: int

@@ -17,14 +17,13 @@ from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Load, cast_to, index, load, narrow, unary
 from lapilli.ir.integer import as_int
-from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id
 from lapilli.ir.ranges import are_codes
 from lapilli.lower.int64_ranges import Checks
 from lapilli.lower.norms import is_inside_norm
 from lapilli.lower.pointwise import CONVERSIONS
 from lapilli.lower.random import next_numbers
-from lapilli.lower.registry import FROM_TORCH, Call, convert, from_torch, is_rounded, lowerings
+from lapilli.lower.registry import FROM_TORCH, Call, convert, from_torch, lowerings, rounded
 from lapilli.lower.torch_sizes import Symbols
 from lapilli.player import MAX_RANK
 
@@ -430,9 +429,9 @@ def _rounded(arg: fx.Node, made: Any, kinds: set[torch.dtype]) -> Any:
         return made
     dtype = from_torch(val.dtype)
     axes, at = fresh_axes(made.shape)
-    if not dtype.is_float or dtype not in NARROW or is_rounded(load(made, at), dtype):
-        return made
-    return Map(made.shape, dtype, made.name, made.origin, axes=axes, body=narrow(load(made, at), dtype))
+    read = load(made, at)
+    body = rounded(read, dtype)
+    return made if body is read else Map(made.shape, dtype, made.name, made.origin, axes=axes, body=body)
 
 
 def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node) -> Node:
