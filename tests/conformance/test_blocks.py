@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import pytest
+import random_codes
 import torch
 import torch.nn.functional as F
 from agreement import Function
 
 import lapilli
-from lapilli.codegen import gpu_tiles, tiles
-from lapilli.target import TARGETS
+from lapilli.codegen import gpu_tiles
 
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
@@ -113,14 +111,6 @@ def test_many_rows(name: str) -> None:
 def test_work_groups_share_sums(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tiles that decode: each of a few work groups has a part of the terms, the last one perhaps fewer than others, or none."""
     parts, columns = list[int](), 200
-
-    def spied(*given: Any) -> list[tiles.MatrixTile]:
-        found = in_parts(*given)
-        parts.extend(t.parts for t in found)
-        return found
-
-    in_parts = tiles._few_for_codes
-    monkeypatch.setattr(tiles, "_few_for_codes", spied)
     monkeypatch.setattr(gpu_tiles, "become_numbers_straight", lambda m: False)  # test_rows_of_codes.py has these
     for terms in (512, 1056):
         torch.manual_seed(terms)
@@ -128,10 +118,13 @@ def test_work_groups_share_sums(rows: int, monkeypatch: pytest.MonkeyPatch) -> N
         model = Quantized({"q": q, "s": s}, lambda q, s: (grouped(q) * s).reshape(len(q), -1).float())
         x = torch.randn(rows, terms)
         for units in (9, 20):
-            few = replace(TARGETS["gpu-fp16-matrix"], compute_units=units)
-            monkeypatch.setitem(TARGETS, "gpu-fp16-matrix", few)
-            with lapilli.compile(model, (x,), target="gpu-fp16-matrix", precision="fp16", fallback="error") as program:
+            plan = "gpu-fp16-matrix"
+            with (
+                random_codes.taken(units, plan) as found,
+                lapilli.compile(model, (x,), target=plan, precision="fp16", fallback="error") as program,
+            ):
                 got = program(x)
+            parts.extend(t.parts for t in found)
             matrix = model.matrix(q, s).double()
             # Rows, weights and results are rounded to halves.
             bound = 3 * 2.0**-11 * float((x.abs().double() @ matrix.abs().mT).max())
