@@ -10,12 +10,15 @@ from dataclasses import replace
 
 from lapilli.codegen.coded import elements_of_word
 from lapilli.codegen.gpu_matvec import RowProduct, product_of
+from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.pairs import Pairs, step_of
+from lapilli.codegen.side_by_side import paired
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import batched
 from lapilli.ir.axes import index_of
 from lapilli.ir.expr import Expr, Load, cast_to, loads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, as_int, of
+from lapilli.ir.node import Matmul
 from lapilli.schedule.plan import Draft
 from lapilli.schedule.realize import as_var, invert
 from lapilli.schedule.task import Task, readers
@@ -35,20 +38,23 @@ def absorb(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
                 continue
             if task.partial and states.get(task.out.id) in read.reads():
                 continue  # some work groups would still read what others overwrite
-            taken = _with_second(found, read) if found.reduction is not None else _as_epilogue(found, read, ctx)
+            taken = _with_second(found, read, ctx) if found.reduction is not None else _as_epilogue(found, read, ctx)
             if taken is not None and _bindings(taken, ctx) <= ctx.target.bindings:
+                if isinstance(taken.template, Tiles):
+                    ctx.withdraw(task)
+                    ctx.withdraw(read)
                 found = left[task.out.id] = taken
                 del left[read.out.id]
     return list(left.values())
 
 
 def _products(task: Task, tasks: Mapping[int, Task]) -> Iterator[Task]:
-    """Products of a few rows that a value reads."""
+    """Products of a few rows that a value reads, or on matrix units."""
     if task.row is not None or (task.template is None and task.reduction is not None) or task.members:
         return
     for i in dict.fromkeys(ld.node.id for ld in loads(task.value)):
         read = tasks.get(i)
-        if read is not None and read is not task and isinstance(read.template, RowProduct) and not read.partial:
+        if read is not None and read is not task and isinstance(read.template, RowProduct | Tiles) and not read.partial:
             yield read
 
 
@@ -59,7 +65,9 @@ def _bindings(task: Task, ctx: Context) -> int:
 def _as_epilogue(task: Task, read: Task, ctx: Context) -> Task | None:
     """A pointwise task as the epilogue of the product that it reads, by one column or two; None if it reads others."""
     reduction, template = read.reduction, read.template
-    assert reduction is not None and isinstance(template, RowProduct)
+    assert reduction is not None
+    if not isinstance(template, RowProduct):
+        return None
     value = _inlined(task.value, read, None)
     if value is None or template.pairs is not None or not ctx.is_whole(task.out):
         return None
@@ -83,19 +91,16 @@ def _as_epilogue(task: Task, read: Task, ctx: Context) -> Task | None:
     return None
 
 
-def _with_second(task: Task, read: Task) -> Task | None:
+def _with_second(task: Task, read: Task, ctx: Context) -> Task | None:
     """A product whose epilogue reads another one of the same rows, element by element, as a product of both."""
     template, other = task.template, read.template
-    if not isinstance(template, RowProduct) or not isinstance(other, RowProduct) or type(template) is not type(other):
+    if not isinstance(template, RowProduct | Tiles) or type(template) is not type(other):
         return None
-    if template.pairs is not None or other.pairs is not None or template.x != other.x:
-        return None
+    assert isinstance(other, RowProduct | Tiles)
     if (template.batch, template.m, template.n, template.k) != (other.batch, other.m, other.n, other.k):
         return None
-    if (template.scaled is None) != (other.scaled is None):
+    if any(type(t.reduction.contraction) is not Matmul for t in (task, read) if t.reduction is not None):
         return None
-    if elements_of_word(template.w.node) != elements_of_word(other.w.node):
-        return None  # they are read in the same steps
     ours, theirs = product_of(task), product_of(read)
     if [a.extent for a in (*ours.batch, *ours.rows)] != [a.extent for a in (*theirs.batch, *theirs.rows)]:
         return None
@@ -104,12 +109,24 @@ def _with_second(task: Task, read: Task) -> Task | None:
     pairs = zip((*theirs.batch, *theirs.rows, theirs.column), (*ours.batch, *ours.rows, ours.column), strict=True)
     mapping: dict[Atom, Int] = {a: as_int(0) if b.extent == 1 else of(b) for a, b in pairs}
     value = _inlined(task.value, read, mapping)
-    if value is None:
+    both = _of_rows(task, read) if isinstance(template, RowProduct) else paired(task, read, ctx)
+    if value is None or both is None:
         return None
-    return replace(
-        task, value=value, template=replace(template, pairs=Pairs(other.w, second=read.reduction)),
-        origins=[*read.origins, *task.origins],
-    )  # fmt: skip
+    return replace(task, value=value, template=both, origins=[*read.origins, *task.origins])
+
+
+def _of_rows(task: Task, read: Task) -> RowProduct | None:
+    """The template of two products of a few rows."""
+    template, other = task.template, read.template
+    assert isinstance(template, RowProduct)
+    assert isinstance(other, RowProduct)
+    if template.pairs is not None or other.pairs is not None or template.x != other.x:
+        return None
+    if (template.scaled is None) != (other.scaled is None):
+        return None
+    if elements_of_word(template.w.node) != elements_of_word(other.w.node):
+        return None  # they are read in the same steps
+    return replace(template, pairs=Pairs(other.w, second=read.reduction))
 
 
 def _inlined(value: Expr, read: Task, mapping: Mapping[Atom, Int] | None) -> Expr | None:

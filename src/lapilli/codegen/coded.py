@@ -22,6 +22,7 @@ from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.encoding import Blocks
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
 _WORD = 32
@@ -311,22 +312,46 @@ def become_numbers_straight(m: Coded) -> bool:
     return _half_scale(m, value, shared, "") is not None
 
 
-def codes_source(w: Wrapper, name: str, m: Coded) -> None:
-    """struct `name` : ICodes."""
-    line, at = Var("line", m.column.extent), Var("at", as_int(m.per_line // _VECTOR))
-    count = _VECTOR * elements_of_word(m)
-    value, shared = _hoisted(m, count)
-    with _literal_sizes(w.kernel):
-        vector = _lines_word(w.kernel, m, f"line * {m.per_line // _VECTOR} + at", _VECTOR)
-        places: dict[Atom, Int] = {m.inner: of(at) * count, m.column: of(line)}
-        bits, statements = _shared_bits(w.kernel, shared, _named(line, at), places)
+def become_numbers_alike(one: Coded, other: Coded) -> bool:
+    """Whether kernels that read both in this way can make numbers of their codes by the same statement."""
+    return (
+        one.per_line == other.per_line
+        and one.dtype is other.dtype
+        and _numbers_straight(one) == _numbers_straight(other)
+    )
+
+
+def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool) -> None:
+    """struct `name` : ICodes. paired: whether results of two matrices belong together."""
+    firsts = [0]
+    words, shared = "", ""
+    for x, m in enumerate(matrices):
+        line, at = Var("line", m.column.extent), Var("at", as_int(m.per_line // _VECTOR))
+        count = _VECTOR * elements_of_word(m)
+        with _literal_sizes(w.kernel):
+            vector = _lines_word(w.kernel, m, f"line * {m.per_line // _VECTOR} + at", _VECTOR)
+            places: dict[Atom, Int] = {m.inner: of(at) * count, m.column: of(line)}
+            bits, statements = _shared_bits(w.kernel, _hoisted(m, count)[1], _named(line, at), places)
+        words += f"        if (x == {x}) return {vector};\n"
+        shared += f"        if (x == {x})\n        {{\n{statements}        return uint2({bits});\n        }}\n"
+        if len(matrices) > 1 and not paired:
+            firsts.append(firsts[-1] + estimate(m.column.extent))
+    matrix = " + ".join(f"uint(column >= {n})" for n in firsts[1:-1]) or "0"
+    first = " : ".join(f"x == {x} ? {n}" for x, n in enumerate(firsts[:-1])) + " : 0" if len(firsts) > 1 else "0"
     w.structs.append(
         f"struct {name} : ICodes\n{{\n"
-        f"    static uint4 words(uint line, uint at) {{ return {vector}; }}\n"
-        f"    static uint2 shared(uint line, uint at)\n    {{\n{statements}        return uint2({bits});\n    }}\n"
-        "    static uint4 numbers8(uint word, uint2 shared)\n    {\n"
-        f"        return pairs_of_codes4(word, {m.low}.0f, {_half_scale(m, value, shared, 'shared')});\n    }}\n}};\n"
+        f"    static const int COUNT = {len(matrices)};\n    static const int PAIRED = {int(paired)};\n"
+        f"    static uint matrix(uint column) {{ return {matrix}; }}\n"
+        f"    static uint first(uint x) {{ return {first}; }}\n"
+        f"    static uint4 words(int x, uint line, uint at)\n    {{\n{words}        return uint4(0);\n    }}\n"
+        f"    static uint2 shared(int x, uint line, uint at)\n    {{\n{shared}        return uint2(0);\n    }}\n"
+        f"    static uint4 numbers8(uint word, uint2 shared) {{ return {_numbers_straight(matrices[0])}; }}\n}};\n"
     )
+
+
+def _numbers_straight(m: Coded) -> str:
+    value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
+    return f"pairs_of_codes4(word, {m.low}.0f, {_half_scale(m, value, shared, 'shared')})"
 
 
 @contextmanager

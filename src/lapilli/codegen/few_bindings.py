@@ -8,7 +8,7 @@ whose own kernel binds too many all the same stores its sums, and what follows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product as pairs
 
@@ -16,15 +16,12 @@ from lapilli.codegen.alike import Kernels
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import fresh_axes, index_of
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, cast_to, load, rewrite, select, substitute
+from lapilli.ir.expr import Expr, Load, cast_to, load, rewrite, select
 from lapilli.ir.integer import Int, as_int, product, total
 from lapilli.ir.node import Constant, Convolution, Matmul, Node
-from lapilli.schedule.fuse_reductions import Step
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task
 from lapilli.target import MAX_BINDINGS
-
-OnLoad = Callable[[Load], Expr | None]
 
 
 def within_bindings(tasks: Sequence[Task], ctx: Context, kernels: Kernels) -> list[Task]:
@@ -117,7 +114,7 @@ class _Merging:
             whole, start = places[ld.node.id]
             return cast_to(load(whole, (start + self._number(ld.node, ld.index),)), ld.dtype)
 
-        return self.copies, _reading(self.task, on_load)
+        return self.copies, self.task.reading(on_load)
 
     def _choice(self) -> list[tuple[DType, list[Node]]] | None:
         """The values to merge, by the type that they are copied as: the fewest bytes, of which constants have none."""
@@ -193,24 +190,3 @@ def _cost(nodes: Sequence[Node]) -> int:
 def _groups(items: Sequence[tuple[Node, dict[int, Int]]], most: int) -> Iterator[Sequence[tuple[Node, dict[int, Int]]]]:
     for k in range(0, len(items), most):
         yield items[k : k + most]
-
-
-def _reading(task: Task, on_load: OnLoad) -> Task:
-    """The task with loads replaced, but for those that its template does itself."""
-
-    def new(e: Expr) -> Expr:
-        return rewrite(e, on_load=on_load)
-
-    def at(i: Int) -> Int:
-        return substitute(i, on_load=on_load)
-
-    row = task.row
-    if row is not None:
-        steps = tuple(Step(s.out, s.reduction, new(s.body), new(s.value)) for s in row.steps)
-        row = replace(row, steps=steps, value=new(row.value), store=tuple(map(at, row.store)))
-    return replace(
-        task, store=tuple(map(at, task.store)), within=tuple((at(i), n) for i, n in task.within), value=new(task.value), row=row,
-        reduction_body=None if task.reduction_body is None else new(task.reduction_body),
-        members=tuple(_reading(m, on_load) for m in task.members),
-        template=None if task.template is None else task.template.reading(on_load),
-    )  # fmt: skip

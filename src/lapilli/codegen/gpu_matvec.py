@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from lapilli.codegen.coded import (
+    Coded,
+    become_numbers_straight,
     elements_of_word,
     in_memory,
     line_fields,
@@ -28,6 +30,7 @@ from lapilli.codegen.pairs import Pairs
 from lapilli.codegen.row_ends import end_of_column
 from lapilli.codegen.scaled_rows import ScaledRows, scaled_rows
 from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.tiles import straight_tile
 from lapilli.codegen.wrapper import (
     SHORT,
     Wrapper,
@@ -65,6 +68,10 @@ _ROWS_MEMORY = 20480
 _MOST_ROWS_OF_CODES = 6
 """Up to which tiles on matrix units are no better. 4096 x 14336 and back took an H100 31 us for four rows and 63 for eight, and 56
 by tiles for up to sixteen. Steps of small models, too, took longer for eight rows by rows than for sixteen by tiles.
+"""
+_MOST_ROWS_BY_NUMBERS = 2
+"""The same beside tiles whose codes become numbers in registers. A step of two layers of an 8B model took an H200 288 us for two
+rows and 386 for four, and 293 and 299 by tiles.
 """
 
 
@@ -322,17 +329,25 @@ class FewRows(RowProduct):
 
 def few_rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
     """The matrix is decoded in registers."""
-    return None if _are_many(v, ctx) else _rows_of_codes(v, task, ctx)
+    found = _rows_of_codes(v, task, ctx)
+    return found if found is not None and not _are_many(found, ctx) else None
 
 
 def many_rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
     """The same where tiles on matrix units are better, if there are some."""
-    return _rows_of_codes(v, task, ctx) if _are_many(v, ctx) else None
+    found = _rows_of_codes(v, task, ctx)
+    return found if found is not None and _are_many(found, ctx) else None
 
 
-def _are_many(v: MatmulView, ctx: Context) -> bool:
+def _are_many(found: FewRows, ctx: Context) -> bool:
     """Whether decoding for each row takes longer than tiles do, which decode once."""
-    return ctx.target.cooperative_matrix and estimate(v.m) > _MOST_ROWS_OF_CODES
+    if not ctx.target.cooperative_matrix:
+        return False
+    w, n, k = found.w.node, found.n.value, found.k.value
+    straight = isinstance(w, Coded) and become_numbers_straight(w) and found.batch == 1
+    if not straight or n is None or k is None or straight_tile(found.m, n, k, ctx.target, True) is None:
+        return found.m > _MOST_ROWS_OF_CODES
+    return found.m > _MOST_ROWS_BY_NUMBERS
 
 
 def _rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:

@@ -25,7 +25,7 @@ from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, parts
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import loads
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, product
-from lapilli.ir.node import Matmul, Node
+from lapilli.ir.node import Matmul, Node, Reduce
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import UNITS
@@ -54,13 +54,14 @@ _FRAGMENTS, _STRAIGHT = 2, 3
 def finish_on_units(
     w: Wrapper, t: MatrixTile, rows: Rows, factor: str, name: str, order_w: int, *, batch: Int, M: Int, N: Int, K: Int,
     K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0, parts: str = "NoParts", norms: str = NOT_NORMED,
+    paired: bool = False,
 ) -> KernelSource:  # fmt: skip
     """The kernel of a tile on matrix units, whose sources are written. factor: Slang type of what is multiplied; name: how the
     kernel's ends; order_w: how the right operand lies, TB of `coopmat_tile` (gpu_matmul_coopmat); M to offsetB8: of its
     `TileParams`; parts: Slang type of where the tile's parts are; norms: of what rows are normed by.
-    The right operand is W, or with _STRAIGHT the codes C.
+    The right operand is W, or with _STRAIGHT the codes C. paired: half of a tile's columns are those of another matrix.
     """
-    tm, tn = ceildiv(M, t.bm), ceildiv(N, t.bn)
+    tm, tn = ceildiv(M, t.bm), ceildiv(N, t.bn // (2 if paired else 1))
     w.params(M=M, N=N, K=K, K8=K8, ldb8=ldb8, batchB8=batchB8, tilesM=tm, tilesN=tn, offsetB8=offsetB8)
     w.params("a", **rows.words)
     groups = (tm * tn, as_int(1), batch * t.parts) if t.swizzle else (tn, tm, batch * t.parts)
@@ -108,11 +109,25 @@ class Tiles(RowTemplate):
     counters: Node | None = None  # ... and where they are counted, ...
     counter: int = 0  # ... from which byte on
     norms: Norms | None = None  # rows are normed
+    alike: tuple[
+        Task, ...
+    ] = ()  # products of the same rows that this one computes as well: n has the columns of all, ...
+    paired: bool = False  # ... or the epilogue reads the same column of one more
 
     @property
     def own_operands(self) -> list[Node]:
         norms = self.norms.nodes if self.norms is not None else []
-        return [self.rows.node, *in_memory(self.w), *norms, *([self.counters] if self.counters is not None else [])]
+        counters = [self.counters] if self.counters is not None else []
+        return [self.rows.node, *in_memory(*self.matrices), *norms, *counters]
+
+    @property
+    def matrices(self) -> list[Node]:
+        """The right operands."""
+        return [self.w, *(t.template.w for t in self.alike if isinstance(t.template, Tiles))]
+
+    @property
+    def second(self) -> Reduce | None:
+        return self.alike[0].reduction if self.paired else None
 
     @property
     def steps(self) -> Sequence[Task]:
@@ -125,7 +140,7 @@ class Tiles(RowTemplate):
     @property
     def tile_count(self) -> Int:
         assert self.tile is not None
-        return self.batch * ceildiv(self.m, self.tile.bm) * ceildiv(self.n, self.tile.bn)
+        return self.batch * ceildiv(self.m, self.tile.bm) * ceildiv(self.n, self.tile.bn // (2 if self.paired else 1))
 
     @property
     def variant(self) -> str:
@@ -146,23 +161,23 @@ class Tiles(RowTemplate):
         turned = self.rows.transposed, self.transposed_w
         windows = self.rows.struct in ("ConvParams", "TurnedParams")
         divisible, beside = self._is_divisible(task), _read_beside(task)
-        joinable = self.rows.struct == "ConvParams" and self._is_joinable(task)
+        joinable = self.rows.struct == "ConvParams" and self.is_joinable(task)
         found = tiles.matrix_tiles(
             batch, m, n, k, ctx.target, windows, turned, divisible=divisible, fragments=self.fragments, beside=beside,
             joinable=joinable,
         )  # fmt: skip
         if isinstance(self.w, Coded):
             straight = become_numbers_straight(self.w) and not self.rows.transposed
-            return tiles.for_codes(found, batch, m, n, k, ctx.target, self._is_joinable(task), straight)
+            return tiles.for_codes(found, batch, m, n, k, ctx.target, self.is_joinable(task), straight)
         return found
 
     def _is_divisible(self, task: Task) -> bool:
         """Whether the sum can be divided: `split_k.py` does it."""
         if isinstance(self.w, Coded):  # whose lines are read as a whole
             return False
-        return self._is_joinable(task) and task.reduction is not None and type(task.reduction.contraction) is Matmul
+        return self.is_joinable(task) and task.reduction is not None and type(task.reduction.contraction) is Matmul
 
-    def _is_joinable(self, task: Task) -> bool:
+    def is_joinable(self, task: Task) -> bool:
         """Whether work groups can share the sum of a tile."""
         fixed = self.batch == 1 and None not in (self.m.value, self.n.value, self.k.value)
         return fixed and task.reduction is not None and task.reduction.dtype.compute is DType.float32
@@ -170,7 +185,7 @@ class Tiles(RowTemplate):
     def write_tile(self, task: Task, ctx: Context) -> KernelSource:
         make = self._matrix if self.matrix else self._simt
         written = with_sizes(ctx, lambda sizes_as_params: make(task, ctx, sizes_as_params))
-        written.flops = self.batch * self.m * self.n * self.k * 2
+        written.flops = self.batch * self.m * self.n * self.k * (4 if self.paired else 2)
         return written
 
     def _matrix(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
@@ -185,7 +200,8 @@ class Tiles(RowTemplate):
             source(w, "X", self.rows.node, vector=False)
         if t.straight:
             assert isinstance(self.w, Coded)
-            codes_source(w, "C", self.w)
+            matrices = [m for m in self.matrices if isinstance(m, Coded)]
+            codes_source(w, "C", matrices, self.paired)
         else:
             matrix_source8(w, "W", self.w)
         parts = parts_source(w, self.joined, self.counters, self.counter)
@@ -194,7 +210,7 @@ class Tiles(RowTemplate):
         written = finish_on_units(
             w, t, self.rows, SHORT[self.w.dtype], "matrix", order, batch=self.batch, M=self.m, N=self.n, K=self.k,
             K8=ceildiv(self.k, 8), ldb8=self.row_w // 8, batchB8=self.batch_w // 8, offsetB8=self.offset_w // 8, parts=parts,
-            norms=norms,
+            norms=norms, paired=self.paired,
         )  # fmt: skip
         written.shared = t.shared(*turned, self.fragments) + (NORMS_SHARED if self.norms is not None else 0)
         written.needs = UNITS[self.w.dtype]

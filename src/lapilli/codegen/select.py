@@ -24,6 +24,7 @@ from lapilli.codegen.few_bindings import within_bindings
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.normed import take_in_norms
 from lapilli.codegen.parts import split_bindings
+from lapilli.codegen.side_by_side import side_by_side
 from lapilli.codegen.template import Asked, Context, Kept, KernelTemplate
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.draw import Sampling
@@ -58,7 +59,7 @@ def schedule_of(
 
 def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = None) -> list[Task]:
     """Selects the templates of contractions; with the copies and steps that these need. kept, asked: as for `schedule_of`."""
-    target = made.target
+    target, results = made.target, made.results()
     lying = Kept(kept)
     for task in made.tasks:  # those of contractions may be packed
         if task.reduction is None or task.reduction.contraction is None:
@@ -82,12 +83,10 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
             selected += _contraction(task, ctx, kernels)
             continue
         selected += reduce_parts.in_parts(task, ctx) or [task]
-    if ctx.counters.count:
-        ctx.dense(ctx.counters.node)
-        selected.insert(0, ctx.counters.task())
     taken_in = expand(take_in_norms(selected, made, ctx, kernels), made, ctx, kernels)
-    absorbed = absorb(insert_copies(taken_in), made, ctx)  # which must see all that read a value
-    return within_bindings(absorbed, ctx, kernels)
+    joined = side_by_side(taken_in, made, results, ctx)
+    absorbed = absorb(insert_copies(joined), made, ctx)  # which must see all that read a value
+    return within_bindings(split_k.with_counters(absorbed, ctx), ctx, kernels)
 
 
 def _reads_operands(task: Task, ctx: Context) -> bool:

@@ -5,6 +5,7 @@ units. On matrix units the work groups of a tile add a few parts themselves."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lapilli.codegen import gpu
@@ -22,13 +23,8 @@ from lapilli.schedule.task import Task
 
 
 def in_parts(task: Task, ctx: Context) -> list[Task] | None:
-    """Two tasks for a product whose tile has several parts: the parts, and their sum with what follows it. A single task where the
-    last work group of a tile adds up its parts. None for other products.
-    """
+    """Two tasks for a product whose tile is for parts of the sum: the parts, and their sum with what follows. None for others."""
     reduction, tiles = task.reduction, task.template
-    if isinstance(tiles, Tiles) and isinstance(tiles.tile, MatrixTile) and tiles.tile.parts > 1:
-        task.template = _joined(tiles, task, ctx)
-        return [task]
     if reduction is None or not isinstance(tiles, Tiles) or tiles.tile is None or tiles.tile.apart == 1:
         return None
     count = tiles.tile.apart
@@ -46,6 +42,18 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     part, row, column = step.reduction.axes
     step.template = replace(divided, tile=tiles.tile, mapping=BatchMapping([part], [row], column, 1))
     return [step, _sum(task, reduction, parts, count * terms)]
+
+
+def with_counters(tasks: Sequence[Task], ctx: Context) -> list[Task]:
+    """The tasks, with memory for the parts of sums that the last work group of a tile puts together."""
+    for task in tasks:
+        tiles = task.template
+        if isinstance(tiles, Tiles) and isinstance(tiles.tile, MatrixTile) and tiles.tile.parts > 1:
+            task.template = _joined(tiles, task, ctx)
+    if not ctx.counters.count:
+        return [*tasks]
+    ctx.dense(ctx.counters.node)
+    return [ctx.counters.task(), *tasks]
 
 
 def _joined(tiles: Tiles, task: Task, ctx: Context) -> Tiles:

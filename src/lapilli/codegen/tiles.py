@@ -289,23 +289,28 @@ def _apart(
 @dataclass(frozen=True)
 class _Few:
     """A tile that decodes, for at most `rows` rows. most: how many of its parts a compute unit may have; parts: into how many its
-    sum may be divided.
+    sum may be divided; least: chunks of a part; rounds: how many of it each compute unit has at least.
     """
 
     rows: int
     tile: MatrixTile
     most: int = 1
     parts: tuple[int, ...] = (8, 4, 2)
+    least: int = 2
+    rounds: int = 0
 
 
 _STRAIGHT_FEW = (
     _Few(16, MatrixTile(16, 128, 256, 16, 32, 2, 1, straight=True), 2),
     _Few(16, MatrixTile(16, 64, 256, 16, 32, 2, 1, straight=True)),
-    _Few(32, MatrixTile(32, 128, 256, 32, 32, 2, 2, straight=True)),
-    _Few(64, MatrixTile(64, 128, 128, 64, 32, 1, 2, straight=True), parts=()),
+    _Few(32, MatrixTile(32, 128, 128, 32, 32, 1, 1, straight=True), parts=(), rounds=4),
+    _Few(32, MatrixTile(32, 128, 256, 32, 32, 2, 1, straight=True), 2, least=4),
+    _Few(64, MatrixTile(64, 128, 128, 64, 32, 1, 1, straight=True), 2, least=4),
     _Few(64, MatrixTile(64, 64, 128, 32, 32, 1, 2, straight=True), 2),
 )
-"""The best of nine tiles for 16 rows, of twenty for 32 and of six for 64."""
+"""The best of nine tiles for 16 rows, of twenty-five for 32 and of eight for 64. Sums leave in bands of 16 rows: all at once, they
+take more shared memory than the operands do, and fewer work groups are on a unit.
+"""
 _DECODING_MANY = MatrixTile(32, 128, 64, 32, 32, 1, 1)
 """By way of shared memory, for 17 to 32 rows, wherever each compute unit has four."""
 _DECODING_FEW = (
@@ -343,6 +348,11 @@ def for_codes(
     return list(dict.fromkeys((*first, *found, *others)))
 
 
+def straight_tile(m: int, n: int, k: int, target: Target, joinable: bool) -> MatrixTile | None:
+    """The tile for up to 64 rows of codes that become numbers in registers; None if there are too few. joinable: as above."""
+    return next(iter(_few_for_codes(_STRAIGHT_FEW, 1, m, n, k, target, joinable and target.between_groups)), None)
+
+
 def _few_for_codes(
     menu: Sequence[_Few], batch: int, m: int, n: int, k: int, target: Target, joinable: bool
 ) -> list[MatrixTile]:
@@ -353,7 +363,9 @@ def _few_for_codes(
         if m > few.rows or not _decodes(t, target):
             continue
         count, chunks = _tiles(batch, m, n, t.bm, t.bn), -(-k // t.bk)
-        possible = (p for p in few.parts if joinable and p * count <= few.most * units and 2 * p <= chunks)
+        if count < few.rounds * units:
+            continue
+        possible = (p for p in few.parts if joinable and p * count <= few.most * units and few.least * p <= chunks)
         parts = next(possible, 1)
         if 4 * parts * count >= 3 * units:
             return [replace(t, parts=parts)]

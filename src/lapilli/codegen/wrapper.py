@@ -176,8 +176,10 @@ class Wrapper:
             names[n] = "int(n)"
             column, lane_int = of(n), None
         axes: dict[Atom, Int] = mapping(of(m), column)
-        result = "v" if task.reduction.dtype.is_float else "asint(v)"
-        return Emitter(self.kernel, names, lane_int, {task.reduction.id: result}, INDENT), axes
+        values = {task.reduction.id: "v" if task.reduction.dtype.is_float else "asint(v)"}
+        if task.template is not None and task.template.second is not None:
+            values[task.template.second.id] = "second_sums" if lanes > 1 else "second_sums[n % 4]"
+        return Emitter(self.kernel, names, lane_int, values, INDENT), axes
 
     def _store(self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int) -> str | None:
         e, axes = self._emitter(rows, columns, mapping, lanes)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lapilli.ir.axes import index_of
-from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, walk
+from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, substitute, walk
 from lapilli.ir.integer import Atom, Int, Symbol, Var
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
@@ -109,6 +109,26 @@ class Task:
                 for ld in loads(atom.expr):
                     found.setdefault(ld.node.id, ld.node)
         return list(found.values())
+
+    def reading(self, on_load: Callable[[Load], Expr | None]) -> Task:
+        """The task with loads replaced, but for those that its template does itself."""
+
+        def new(e: Expr) -> Expr:
+            return rewrite(e, on_load=on_load)
+
+        def at(i: Int) -> Int:
+            return substitute(i, on_load=on_load)
+
+        row = self.row
+        if row is not None:
+            steps = tuple(replace(s, body=new(s.body), value=new(s.value)) for s in row.steps)
+            row = replace(row, steps=steps, value=new(row.value), store=tuple(map(at, row.store)))
+        return replace(
+            self, store=tuple(map(at, self.store)), within=tuple((at(i), n) for i, n in self.within), value=new(self.value),
+            row=row, reduction_body=None if self.reduction_body is None else new(self.reduction_body),
+            members=tuple(m.reading(on_load) for m in self.members),
+            template=None if self.template is None else self.template.reading(on_load),
+        )  # fmt: skip
 
     def is_dynamic(self) -> bool:
         """Whether its expressions contain dynamic sizes."""
