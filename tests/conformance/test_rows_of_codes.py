@@ -11,6 +11,7 @@ import as_gpu
 import numpy as np
 import pytest
 import random_codes
+import random_side_by_side
 import torch
 from linear_chains import coded
 from torch import Tensor, nn
@@ -71,7 +72,7 @@ def check(model: nn.Module, rows: int, columns: int) -> None:
 @pytest.mark.parametrize(("rows", "band"), [(7, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64)])
 def test_rows(rows: int, band: int, taken: Taken) -> None:
     check(Linear((96,), 576, 64), rows, 576)
-    assert len(taken) == 1 and taken[0].straight and taken[0].bm == band, taken
+    assert taken and all(t.straight and t.bm == band for t in taken), taken
 
 
 SIZES: dict[str, tuple[int, int, int]] = {  # columns, terms, those of a scale
@@ -94,7 +95,7 @@ def test_sizes(size: str, rows: int, taken: Taken) -> None:
 @pytest.mark.parametrize("rows", [8, 31])
 def test_epilogues(rows: int, taken: Taken) -> None:
     check(Gate((72, 72), 256, 64), rows, 256)
-    assert len(taken) == 2 and all(t.straight for t in taken)
+    assert taken and all(t.straight for t in taken)
 
 
 @pytest.mark.parametrize("units", [4, 9])
@@ -176,3 +177,14 @@ def test_rows_that_lie_across_memory(rows: int, turned: bool, taken: Taken) -> N
 def test_random_codes() -> None:
     kinds = {kind for seed in (1, 2, 16, 17, 21) for kind in random_codes.check(seed, PLAN)}
     assert kinds >= {"straight in 1 parts", "straight in 2 parts", "shared memory in 1 parts"}, kinds
+
+
+def test_random_products_side_by_side() -> None:
+    kinds = {kind for seed in (1, 3, 12, 28, 29) for kind in random_side_by_side.check(seed, PLAN)}
+    assert kinds >= {"4 products by 3 tiles", "4 products by 1 tiles", "2 products by 1 tiles"}, kinds
+
+
+def test_a_pair_whose_sums_are_in_parts(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TARGETS, PLAN, replace(TARGETS[PLAN], compute_units=9))
+    check(Gate((128, 128), 2080, 32), 27, 2080)
+    assert taken[-1].straight and taken[-1].parts > 1, taken

@@ -109,14 +109,14 @@ def _with_second(task: Task, read: Task, ctx: Context) -> Task | None:
     pairs = zip((*theirs.batch, *theirs.rows, theirs.column), (*ours.batch, *ours.rows, ours.column), strict=True)
     mapping: dict[Atom, Int] = {a: as_int(0) if b.extent == 1 else of(b) for a, b in pairs}
     value = _inlined(task.value, read, mapping)
-    both = _of_rows(task, read) if isinstance(template, RowProduct) else paired(task, read, ctx)
-    if value is None or both is None:
+    if value is None:
         return None
-    return replace(task, value=value, template=both, origins=[*read.origins, *task.origins])
+    both = (_of_rows if isinstance(template, RowProduct) else paired)(task, read, value, ctx)
+    return both and replace(both, origins=[*read.origins, *task.origins])
 
 
-def _of_rows(task: Task, read: Task) -> RowProduct | None:
-    """The template of two products of a few rows."""
+def _of_rows(task: Task, read: Task, value: Expr, ctx: Context) -> Task | None:
+    """Two products of a few rows as one."""
     template, other = task.template, read.template
     assert isinstance(template, RowProduct)
     assert isinstance(other, RowProduct)
@@ -126,7 +126,7 @@ def _of_rows(task: Task, read: Task) -> RowProduct | None:
         return None
     if elements_of_word(template.w.node) != elements_of_word(other.w.node):
         return None  # they are read in the same steps
-    return replace(template, pairs=Pairs(other.w, second=read.reduction))
+    return replace(task, value=value, template=replace(template, pairs=Pairs(other.w, second=read.reduction)))
 
 
 def _inlined(value: Expr, read: Task, mapping: Mapping[Atom, Int] | None) -> Expr | None:

@@ -345,8 +345,10 @@ def _rows(v: MatmulView, ctx: Context) -> Operand:
     def body(b: Int, m: Int, k: Int) -> tuple[list[Int], Expr]:
         return [v.k - 1 - k], element(x.offset + b * x.strides[0] + m * x.strides[1] + k * x.strides[2])
 
-    node = ctx.packed("rows", x.node, [as_int(1) if shared else v.batch, v.m, k4], body)
-    return Operand(node, as_int(0), (as_int(0) if shared else v.m * k4, k4, as_int(1)))
+    key = ("rows", x.node.id, x.offset, x.strides, v.batch, v.m, v.k)
+    if key not in ctx.copies:
+        ctx.copies[key] = ctx.packed("rows", x.node, [as_int(1) if shared else v.batch, v.m, k4], body)
+    return Operand(ctx.copies[key], as_int(0), (as_int(0) if shared else v.m * k4, k4, as_int(1)))
 
 
 def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:

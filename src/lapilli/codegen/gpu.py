@@ -231,13 +231,15 @@ def _packed_rows(v: MatmulView, dtype: DType, ctx: Context) -> Rows:
     """The left operand copied to rows of 16-bit floats, padded with zeros to a multiple of eight."""
     lhs, element = v.lhs, flat(v.lhs.node, ctx)
     batch, row, step = lhs.strides
-    k = ceildiv(v.k, 8) * 8
+    k, shared = ceildiv(v.k, 8) * 8, batch == 0
 
     def body(b: Int, m: Int, at: Int) -> tuple[list[Int], Expr]:
         return [v.k - 1 - at], element(lhs.offset + b * batch + m * row + at * step)
 
-    shared = batch == 0
-    node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body, dtype)
+    key = ("rows", lhs.node.id, lhs.offset, lhs.strides, v.batch, v.m, v.k, dtype)
+    if key not in ctx.copies:
+        ctx.copies[key] = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body, dtype)
+    node = ctx.copies[key]
     found = matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, SHORTS)
     assert found is not None
     return found

@@ -55,8 +55,10 @@ def side_by_side(tasks: Sequence[Task], made: Draft, results: set[int], ctx: Con
     return [t.reading(on_load) if any(n.id in places for n in t.reads()) else t for t in kept]
 
 
-def paired(task: Task, other: Task, ctx: Context) -> Tiles | None:
-    """The tiles of two products of the same rows, of which the epilogue of the first reads the second; None if there are none."""
+def paired(task: Task, other: Task, value: Expr, ctx: Context) -> Task | None:
+    """Two products of the same rows as one, if the epilogue of the first reads the second; None if there is no kernel for them.
+    value: what it stores then.
+    """
     template, second = task.template, other.template
     assert isinstance(template, Tiles)
     assert isinstance(second, Tiles)
@@ -67,7 +69,8 @@ def paired(task: Task, other: Task, ctx: Context) -> Tiles | None:
     tile = _tile(template, template.n, task, ctx, 2)
     if tile is None or template.n % (tile.bn // 2) != 0:
         return None
-    return replace(template, tile=tile, alike=(other,), paired=True)
+    made = replace(task, value=value, template=replace(template, tile=tile, alike=(other,), paired=True))
+    return made if _fits(made, ctx) else None
 
 
 def _codes(task: Task) -> Coded:
@@ -155,7 +158,19 @@ def _joined(group: Sequence[Task], ctx: Context) -> Task | None:
         first, out=out, axes=axes, store=at, value=value, reduction=sums, origins=[o for t in group for o in t.origins],
         template=replace(template, n=columns, tile=tile, alike=tuple(group[1:])),
     )  # fmt: skip
-    return made if sum(map(ctx.target.parts, (out, *made.reads()))) <= ctx.target.bindings else None
+    return made if _fits(made, ctx) else None
+
+
+def _fits(task: Task, ctx: Context) -> bool:
+    """Whether a device binds enough buffers: there is no other kernel for several products. What an epilogue reads may be bound
+    twice, and parts of sums need two buffers more.
+    """
+    template = task.template
+    assert isinstance(template, Tiles)
+    assert isinstance(template.tile, MatrixTile)
+    beside = {ld.node.id for ld in loads(task.value)}
+    count = sum(map(ctx.target.parts, (task.out, *task.reads()))) + len(beside)
+    return count + (2 if template.tile.parts > 1 else 0) <= ctx.target.bindings
 
 
 def _of(task: Task, sums: Reduce, at: dict[Atom, Int]) -> Expr:
