@@ -2,7 +2,8 @@
 dispatch, and how fast its weights are read. Beside it torch with CUDA, in a graph, where weights are no codes.
 
 A case is WIDTHxWIDTH…:WEIGHTS:ROWS:LAYERS. Layers go from each width to the next and from the last to the first; WEIGHTS are fp32,
-fp16, or codes of 4 bits in groups with a float16 scale: q4_64 and q4_32, or with an offset as well, q4_32o.
+fp16, codes of 4 bits in groups with a float16 scale: q4_64 and q4_32, or with an offset as well, q4_32o; or a block format of GGUF,
+as Q4_K.
 
     python benchmarks/linear_chains.py [4096x4096:q4_64:1:16 4096x14336:q4_64:512:4 …] [--target PLAN]
 """
@@ -10,6 +11,7 @@ fp16, or codes of 4 bits in groups with a float16 scale: q4_64 and q4_32, or wit
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -18,7 +20,7 @@ from common import apart, cuda_graph
 from torch import Tensor, nn
 
 from lapilli.compiler import compile_to_bytes
-from lapilli.llm.blocks import BlockedMatrix, Parameter
+from lapilli.llm.blocks import NAMES, BlockedMatrix, Parameter, of_gguf, row_bytes
 from lapilli.llm.decoder import Weight
 from lapilli.runtime.program import Program
 
@@ -40,6 +42,23 @@ def coded(rows: int, columns: int, block: int, offsets: bool, r: np.random.Gener
     return BlockedMatrix(columns, block, low + 16 * high, stored, offset, bits=4, low=first)
 
 
+def of_bits(rows: int, columns: int, kind: str, r: np.random.Generator) -> BlockedMatrix:
+    """Any codes of a block format, with scales of one size that keep results small, whatever the mean of the codes is."""
+    made = of_gguf(r.integers(0, 256, (rows, row_bytes(kind, columns)), dtype=np.uint8), kind)
+
+    def even(p: Parameter, size: float) -> Parameter:
+        if p.bias is not None:  # powers of two
+            exponent = p.bias + round(np.log2(size))
+            return replace(p, values=r.integers(exponent, exponent + 2, p.values.shape, dtype=np.uint8))
+        return replace(p, values=(size * (1 + r.random(p.values.shape))).astype(p.values.dtype))
+
+    def sized(size: float) -> BlockedMatrix:
+        return replace(made, scale=even(made.scale, size), offset=made.offset and even(made.offset, size))
+
+    few = Weight.of(sized(1.0).take(slice(0, 64)))()
+    return sized(0.5 / float(abs(few.mean()) * columns + few.std() * columns**0.5))
+
+
 class Chain(nn.Module):
     def __init__(self, widths: list[int], kind: str, layers: int) -> None:
         super().__init__()
@@ -49,6 +68,9 @@ class Chain(nn.Module):
             columns, rows = widths[i % len(widths)], widths[(i + 1) % len(widths)]
             if kind in CODES:
                 self.weights.append(Weight.of(coded(rows, columns, *CODES[kind], r)))
+                continue
+            if kind in NAMES:
+                self.weights.append(Weight.of(of_bits(rows, columns, kind, r)))
                 continue
             layer = nn.Linear(columns, rows, bias=False, dtype=DTYPES[kind])
             nn.init.normal_(layer.weight, std=columns**-0.5)

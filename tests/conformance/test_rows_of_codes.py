@@ -13,7 +13,7 @@ import pytest
 import random_codes
 import random_side_by_side
 import torch
-from linear_chains import coded
+from linear_chains import coded, of_bits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -136,7 +136,6 @@ def test_what_is_not_finite(terms: int, taken: Taken) -> None:
 
 
 OTHERS: dict[str, tuple[int, Callable[[], nn.Module]]] = {  # terms
-    "offsets": (256, lambda: One(coded(64, 256, 32, True, np.random.default_rng(0)))),
     "scales of fewer than a vector": (256, lambda: Linear((64,), 256, 16)),
     "lines of no whole vectors": (272, lambda: Linear((64,), 272, 16)),
 }
@@ -147,6 +146,14 @@ def test_what_goes_by_way_of_shared_memory(kind: str, taken: Taken) -> None:
     terms, made = OTHERS[kind]
     check(made(), 16, terms)
     assert not any(t.straight for t in taken), taken
+
+
+@pytest.mark.parametrize("rows", [16, 33])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_block_formats(kind: str, rows: int, taken: Taken) -> None:
+    """Offsets, and scales that are codes themselves."""
+    check(One(of_bits(64, 512, kind, np.random.default_rng(rows))), rows, 512)
+    assert taken and all(t.straight for t in taken), taken
 
 
 class Half(Matrices):
@@ -175,7 +182,7 @@ def test_rows_that_lie_across_memory(rows: int, turned: bool, taken: Taken) -> N
 
 
 def test_random_codes() -> None:
-    kinds = {kind for seed in (1, 2, 16, 17, 21) for kind in random_codes.check(seed, PLAN)}
+    kinds = {kind for seed in (1, 2, 16, 28, 21) for kind in random_codes.check(seed, PLAN)}
     assert kinds >= {"straight in 1 parts", "straight in 2 parts", "shared memory in 1 parts"}, kinds
 
 

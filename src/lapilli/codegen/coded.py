@@ -305,11 +305,13 @@ _VECTOR = 4
 
 
 def become_numbers_straight(m: Coded) -> bool:
-    """Whether `codes_source` can read a matrix: of halves, which are codes of 4 bits times a scale that a vector of them shares."""
+    """Whether `codes_source` can read a matrix: of halves, which are codes of 4 bits times a scale, plus an offset, that a vector
+    of them shares.
+    """
     if m.bits != 4 or m.by_columns or m.per_line % _VECTOR != 0:
         return False
     value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
-    return _half_scale(m, value, shared, "") is not None
+    return _halves(m, value, shared, "") is not None
 
 
 def become_numbers_alike(one: Coded, other: Coded) -> bool:
@@ -351,7 +353,7 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
 
 def _numbers_straight(m: Coded) -> str:
     value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
-    return f"pairs_of_codes4(word, {m.low}.0f, {_half_scale(m, value, shared, 'shared')})"
+    return f"pairs_of_codes4(word, {m.low}.0f, {_halves(m, value, shared, 'shared')})"
 
 
 @contextmanager
@@ -480,32 +482,40 @@ def _widened(text: str, words: int) -> str:
     return text if words == 4 else f"uint4({text}, 0, 0)" if words == 2 else f"uint4({text}, 0, 0, 0)"
 
 
-# What neighbours share is loaded before they are decoded, with their words: up to two numbers of an element's expression.
+# What neighbours share is computed before they are decoded, with their words: up to two numbers of an expression, which may
+# be products of others (as scales of scales).
 
 _PLACES = 2
 _HOISTED = {(k, d): Node((), d, f"shared{k}") for k in range(_PLACES) for d in (DType.float32, DType.int32)}
 
 
-def _hoisted(m: Coded, count: int) -> tuple[Expr, list[Load]]:
-    """An element whose loads that so many neighbours share are those of `_HOISTED`, and what these stand for."""
+def _hoisted(m: Coded, count: int) -> tuple[Expr, list[Expr]]:
+    """An element whose largest parts that so many neighbours share are loads of `_HOISTED`, and what these stand for."""
     inside = set(loads(m.code))
-    found: list[Load] = []
+    parts: dict[Expr, Expr] = {}
+    seen: set[int] = set()
 
-    def place(ld: Expr) -> Expr | None:
-        assert isinstance(ld, Load)
-        if ld in inside or ld.dtype not in (DType.float32, DType.int32):
-            return None
-        if reads_any(ld, m.inner):
-            size = _block(ld, m.inner)
-            if size is None or size % count != 0:
-                return None
-        if ld not in found:
-            if len(found) == _PLACES:
-                return None
-            found.append(ld)
-        return load(_HOISTED[found.index(ld), ld.dtype], ())
+    def is_shared(ld: Load) -> bool:
+        if ld in inside:
+            return False
+        size = _block(ld, m.inner) if reads_any(ld, m.inner) else count
+        return size is not None and size % count == 0
 
-    return rewrite(m.value, {}, place), found
+    def visit(e: Expr) -> None:
+        if e.id in seen:
+            return
+        seen.add(e.id)
+        read = loads(e)
+        places = any(ints_of(part) for part in walk(e) if not isinstance(part, Load))
+        known = e.dtype in (DType.float32, DType.int32) and not places and all(map(is_shared, read))
+        if read and known and len(parts) < _PLACES:
+            parts[e] = load(_HOISTED[len(parts), e.dtype], ())
+        elif not isinstance(e, Load):
+            for part in e.args:
+                visit(part)
+
+    visit(m.value)
+    return rewrite(m.value, {}, None, parts), [*parts]
 
 
 def _apart(value: Expr, code: Expr) -> bool:
@@ -520,13 +530,13 @@ def _placed(shared: str) -> dict[int, str]:
 
 
 def _shared_bits(
-    kernel: KernelBuilder, shared: Sequence[Load], names: dict[Atom, str], at: Mapping[Atom, Int]
+    kernel: KernelBuilder, shared: Sequence[Expr], names: dict[Atom, str], at: Mapping[Atom, Int]
 ) -> tuple[str, str]:
     """The texts of two words with what neighbours share, and the statements before them."""
     e = Emitter(kernel, names, None, indent="        ")
     texts = [
-        f"asuint({e.value(rewrite(ld, at))})" if ld.dtype is DType.float32 else f"uint({e.value(rewrite(ld, at))})"
-        for ld in shared
+        f"asuint({e.value(rewrite(x, at))})" if x.dtype is DType.float32 else f"uint({e.value(rewrite(x, at))})"
+        for x in shared
     ]
     return ", ".join([*texts, *["0"] * (_PLACES - len(texts))]), e.text()
 
@@ -564,8 +574,8 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     )
     packed = ", ".join(f"{SHORT[m.dtype]}.pack({x})" for x in ("a.xy", "a.zw", "b.xy", "b.zw"))
     made = f"float4 a = four0(fetched, line, step), b = four1(fetched, line, step);\n        return uint4({packed});"
-    if (scale := _half_scale(m, value, shared, "fetched.zw")) is not None:
-        of_word = [f"halves_of_codes{m.bits}(fetched[{k}], {m.low}.0f, {scale})" for k in range(words)]
+    if (halves := _halves(m, value, shared, "fetched.zw")) is not None:
+        of_word = [f"halves_of_codes{m.bits}(fetched[{k}], {m.low}.0f, {halves})" for k in range(words)]
         functions, made = "", f"return uint4({', '.join(of_word)});" if words > 1 else f"return {of_word[0]};"
     return (
         functions + "    static uint4 fetch8(uint i, uint line, uint step)\n    {\n"
@@ -574,18 +584,37 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     )
 
 
-def _half_scale(m: Coded, value: Expr, shared: Sequence[Load], place: str) -> str | None:
-    """The text of what neighbours' codes are multiplied by, if that is all, in half precision, and results are halves. place: the
-    text of what they share.
+def _halves(m: Coded, value: Expr, shared: Sequence[Expr], place: str) -> str | None:
+    """The texts of what neighbours' codes are multiplied by and of what is added to them, if that is all, and halves do for both
+    and for results. place: the text of what they share.
     """
+    if m.dtype is not DType.float16:
+        return None
     if isinstance(value, Op) and value.op == NARROW[DType.float16]:  # as storing halves does
         value = value.args[0]
+    texts = {load(n, ()): text for (k, d), n in _HOISTED.items() if k < len(shared) and d is shared[k].dtype
+             for text in [_placed(place)[n.id]] if _is_half(shared[k])}  # fmt: skip
+    offset: str | None = "0.0f"
+    if isinstance(value, Op) and value.op == "add":
+        number, added = value.args if value.args[1] in texts else value.args[::-1]
+        value, offset = number, texts.get(added)
     numbers, scale = _factored(value, m.code)
-    found = next((n for n in _HOISTED.values() if scale is load(n, ())), None)
-    if found is None or numbers is not cast_to(m.code, DType.float32) or m.dtype is not DType.float16:
+    if scale not in texts or offset is None or numbers is not cast_to(m.code, DType.float32):
         return None
-    is_half = shared[next(k for (k, _), n in _HOISTED.items() if n is found)].node.dtype is DType.float16
-    return _placed(place)[found.id] if is_half else None
+    return f"{texts[scale]}, {offset}"
+
+
+def _is_half(e: Expr) -> bool:
+    """Whether a number is a half, or one times an integer of 8 bits, as scales of blocks in blocks are: its rounding to a half does
+    to elements what their own rounding does.
+    """
+    if isinstance(e, Load):
+        return e.node.dtype is DType.float16
+    if not isinstance(e, Op) or e.op != "mul":
+        return False
+    whole = [a.args[0] for a in e.args if isinstance(a, Op) and a.op == "cast"]
+    small = [a for a in whole if isinstance(a, Load) and a.node.dtype in (DType.int8, DType.uint8)]
+    return len(small) == 1 and any(isinstance(a, Load) and a.node.dtype is DType.float16 for a in e.args)
 
 
 def _lines_word(kernel: KernelBuilder, m: Coded, at: str, words: int = 1) -> str:

@@ -255,6 +255,12 @@ NAMES = tuple(_FORMATS)
 """The block formats that are taken."""
 
 
+def row_bytes(kind: str, columns: int) -> int:
+    """Bytes of a row of so many elements, a multiple of those of a block."""
+    elements, size, _ = _FORMATS[kind]
+    return columns // elements * size
+
+
 def of_gguf(raw: Array, kind: str) -> BlockedMatrix:
     """A weight of GGUF. raw: uint8 [rows, bytes of a row]; kind: one of `NAMES`."""
     elements, size, take = _FORMATS[kind]
