@@ -141,6 +141,46 @@ def test_what_a_hand_written_kernel_reads_stays_apart() -> None:
     assert apart(multiplied) == [1, 1, 1]
 
 
+def test_what_is_copied_for_such_a_kernel_stays_apart() -> None:
+    """The copy reads the value where it was: columns that no vector divides, and heads that are padded."""
+
+    def odd(model: nn.Module, x: Tensor) -> list[Tensor]:
+        assert isinstance(model, Products)
+        one, other = model.products(x)
+        return [turned(one), x.new_ones(2048, 16) @ other[:, 1:2002]]
+
+    def heads(model: nn.Module, x: Tensor) -> Tensor:
+        assert isinstance(model, Products)
+        q, k, v = (y.unflatten(-1, (-1, 20)).transpose(-2, -3) for y in model.products(x))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    s, _ = scheduled(Products((2048, 2048), 2048, odd), 16, 2048, dtype=torch.float16)
+    assert 2 not in matrices(s)
+    s, _ = scheduled(Products((2560, 2560, 2560), 2560, heads), 16, 2560, dtype=torch.float16)
+    assert set(matrices(s)) == {1}
+
+
+def test_scales_that_are_computed_stay_apart() -> None:
+    """They may be computed of another product of the same rows."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes = nn.ParameterList(
+                nn.Parameter(torch.randint(-8, 8, (2048, 32, 64), dtype=torch.int8), requires_grad=False)
+                for _ in range(2)
+            )
+            self.scale = nn.Buffer(torch.rand(2048, 32, 1).half())
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            one = F.linear(x, (self.codes[0].to(x.dtype) * self.scale).flatten(1))
+            other = self.codes[1].to(x.dtype) * (self.scale * turned(one).abs().amax())
+            return [turned(one), turned(F.linear(x, other.flatten(1)))]
+
+    s, _ = scheduled(Scaled(), 16, 2048, dtype=torch.float16)
+    assert matrices(s) == [1, 1]
+
+
 def test_products_of_other_rows_stay_apart() -> None:
     def one_after_the_other(model: nn.Module, x: Tensor) -> Tensor:
         assert isinstance(model, Products)
@@ -152,6 +192,7 @@ def test_products_of_other_rows_stay_apart() -> None:
 
 def test_matrices_that_no_tile_divides_stay_apart() -> None:
     assert apart(rotated, (2080, 2048)) == [1, 1]
+    assert apart(rotated, (2048, 2080)) == [1, 1], "the last one, too"
 
 
 def test_matrices_with_tiles_enough_stay_apart() -> None:

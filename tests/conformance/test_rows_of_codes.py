@@ -62,9 +62,9 @@ def run(model: nn.Module, x: Tensor) -> Tensor:
         return program(x)
 
 
-def check(model: nn.Module, rows: int, columns: int) -> None:
+def check(model: nn.Module, rows: int, columns: int, mean: float = 0) -> None:
     torch.manual_seed(rows)
-    x = torch.randn(rows, columns).half().float()
+    x = (torch.randn(rows, columns) + mean).half().float()
     wanted = model.eval()(x.double())
     assert (run(model, x).double() - wanted).norm() <= 1e-3 * wanted.norm()
 
@@ -148,12 +148,25 @@ def test_what_goes_by_way_of_shared_memory(kind: str, taken: Taken) -> None:
     assert not any(t.straight for t in taken), taken
 
 
+@pytest.mark.parametrize("mean", [0, 4])
 @pytest.mark.parametrize("rows", [16, 33])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
-def test_block_formats(kind: str, rows: int, taken: Taken) -> None:
-    """Offsets, and scales that are codes themselves."""
-    check(One(of_bits(64, 512, kind, np.random.default_rng(rows))), rows, 512)
+def test_block_formats(kind: str, rows: int, mean: float, taken: Taken) -> None:
+    """Offsets, and scales that are codes themselves. Rows with a mean add up what all codes of a block are off by: scales and
+    offsets that were rounded to one half had errors of 2e-3.
+    """
+    check(One(centred(of_bits(64, 1024, kind, np.random.default_rng(rows)))), rows, 1024, mean)
     assert taken and all(t.straight for t in taken), taken
+
+
+def centred(matrix: BlockedMatrix) -> BlockedMatrix:
+    """With offsets that take the mean of the codes away: of 4 bits, it is 7.5."""
+    if matrix.offset is None:
+        return matrix
+    if matrix.offset.codes is None:
+        return replace(matrix, offset=replace(matrix.offset, values=-np.float16(7.5) * matrix.scale.values))
+    offset = replace(matrix.offset, codes=matrix.scale.codes, values=-np.float16(7.5) * matrix.scale.values)
+    return replace(matrix, offset=offset)
 
 
 class Half(Matrices):
@@ -187,8 +200,8 @@ def test_random_codes() -> None:
 
 
 def test_random_products_side_by_side() -> None:
-    kinds = {kind for seed in (1, 3, 12, 28, 29) for kind in random_side_by_side.check(seed, PLAN)}
-    assert kinds >= {"4 products by 3 tiles", "4 products by 1 tiles", "2 products by 1 tiles"}, kinds
+    kinds = {kind for seed in (1, 12, 15, 27, 39) for kind in random_side_by_side.check(seed, PLAN)}
+    assert kinds >= {"4 products by 1 tiles", "3 products by 1 tiles", "6 products by 2 tiles"}, kinds
 
 
 def test_a_pair_whose_sums_are_in_parts(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:

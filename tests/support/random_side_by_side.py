@@ -26,16 +26,25 @@ _READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "heads": lambda y: F.layer_norm(y.unflatten(-1, (4, -1)).float(), (y.shape[-1] // 4,)).to(y.dtype),
     "sum": lambda y: y.float().sum(-1),
     "twice": lambda y: torch.cat([y[..., ::2] + y[..., 1::2], y[..., ::2] * y[..., 1::2]], -1),
+    "odd product": lambda y: y[..., 1:38] @ torch.linspace(-1, 1, 37 * 8).to(y).view(37, 8),
+    "attention": lambda y: _of_heads(y, 4),
+    "wide attention": lambda y: _of_heads(y, 32),
     "across": lambda y: y.mT[..., : y.shape[-2] // 2] * 2 + y.mT[..., -(y.shape[-2] // 2) :],
 }
 """What is computed of a product."""
 
 
+def _of_heads(y: Tensor, size: int) -> Tensor:
+    """Attention of a product's columns with themselves."""
+    heads = y.unflatten(-1, (-1, size)).transpose(-2, -3)
+    return F.scaled_dot_product_attention(heads, heads * 0.1, heads)
+
+
 @dataclass(frozen=True)
 class Case:
     """rows: of the input, in one or two dimensions; columns, readers, biases: of each product; group: terms that a scale is for;
-    odd: a product whose codes are others; gate: columns of two products whose results are multiplied, 0: none; halves: whether
-    the model is in halves; units: of the GPU; strange: what is not finite.
+    odd: a product whose codes are others; computed: one whose scales are computed of the input; gate: columns of two products whose
+    results are multiplied, 0: none; halves: whether the model is in halves; units: of the GPU; strange: what is not finite.
     """
 
     rows: tuple[int, ...]
@@ -45,6 +54,7 @@ class Case:
     biases: tuple[bool, ...]
     group: int
     odd: int | None
+    computed: int | None
     gate: int
     read_twice: bool
     halves: bool
@@ -62,6 +72,7 @@ def case(seed: int) -> Case:
         rows, terms, tuple(r.choice((128, 128, 128, 128, 256, 256, 384, 64, 132)) for _ in range(count)),
         tuple(r.choice(tuple(_READERS)) if r.random() < 0.6 else "rotation" for _ in range(count)),
         tuple(not plain and r.random() < 0.6 for _ in range(count)), r.choice([g for g in (32, 64, 128) if terms % g == 0]),
+        r.choice((None, None, None, None, r.randrange(count))),
         r.choice((None, None, None, None, r.randrange(count))), r.choice((0, 64, 128, 192, 256, 80)), r.random() < 0.2,
         r.random() < 0.5, r.choice((1, 3, 4, 4, 5, 6, 8)), r.choice(("", "", "", "row", "infinite row")),
     )  # fmt: skip
@@ -81,15 +92,18 @@ class Layers(nn.Module):
             self.scales.append(nn.Parameter(scale.half()))
             self.biases.append(nn.Parameter(torch.randn(n).half().float()))
 
-    def matrices(self, dtype: torch.dtype) -> list[Tensor]:
-        return [
-            (q.reshape(len(q), -1, self.given.group).to(dtype) * s.to(dtype)).flatten(1)
-            for q, s in zip(self.codes, self.scales, strict=True)
-        ]
+    def matrices(self, x: Tensor) -> list[Tensor]:
+        found = []
+        for k, (q, s) in enumerate(zip(self.codes, self.scales, strict=True)):
+            scale = s.to(x.dtype)
+            if k == self.given.computed:
+                scale = scale * (1 + (x[..., :1] != 0).any()).to(x.dtype)  # twice as large, unless all is zero
+            found.append((q.reshape(len(q), -1, self.given.group).to(x.dtype) * scale).flatten(1))
+        return found
 
     def forward(self, x: Tensor) -> tuple[list[Tensor], Tensor | None]:
         """What reads the products, and the gate's result."""
-        given, w = self.given, self.matrices(x.dtype)
+        given, w = self.given, self.matrices(x)
         found = []
         for k, (name, bias) in enumerate(zip(given.readers, given.biases, strict=True)):
             found.append(_READERS[name](F.linear(x, w[k], self.biases[k].to(x.dtype) if bias else None)))
@@ -115,14 +129,16 @@ def check(seed: int, plan: str) -> list[str]:
             y, gated = program(x)
             kernels = sum(k.kernel == "matmul_matrix" for k in program.profile([x.numpy()], 1).kernels)
         wanted, wanted_gate = model(wide)
-        products = [F.linear(wide.abs(), w.abs()) + 8 for w in model.matrices(torch.float64)]
+        products = [F.linear(wide.abs(), w.abs()) + 8 for w in model.matrices(wide)]
     for k, (got, want) in enumerate(zip([*y, gated], [*wanted, wanted_gate], strict=True)):
         if got is None:
             continue
         assert torch.equal(got.isnan(), want.isnan()), f"{given}: other numbers in result {k}"
         finite = want.isfinite() & got.isfinite() & (want.abs() < 60000)
         name = "" if got is gated else given.readers[k] if k < len(given.readers) else "rotation"
-        if name in ("norm", "heads"):
+        if name in ("attention", "wide attention"):
+            bound = 2.0**-6 * products[k].amax().expand(want.shape)  # weights follow differences of scores
+        elif name in ("norm", "heads"):
             bound = torch.full_like(want, 2e-2)  # of numbers of size one
         elif name == "sum":
             bound = 8 * 2.0**-11 * products[k].sum(-1)

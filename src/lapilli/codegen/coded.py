@@ -311,7 +311,7 @@ def become_numbers_straight(m: Coded) -> bool:
     if m.bits != 4 or m.by_columns or m.per_line % _VECTOR != 0:
         return False
     value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
-    return _halves(m, value, shared, "") is not None
+    return _halves(m, value, shared) is not None
 
 
 def become_numbers_alike(one: Coded, other: Coded) -> bool:
@@ -333,7 +333,10 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
         with _literal_sizes(w.kernel):
             vector = _lines_word(w.kernel, m, f"line * {m.per_line // _VECTOR} + at", _VECTOR)
             places: dict[Atom, Int] = {m.inner: of(at) * count, m.column: of(line)}
-            bits, statements = _shared_bits(w.kernel, _hoisted(m, count)[1], _named(line, at), places)
+            value, common = _hoisted(m, count)
+            bits, statements = _shared_halves(
+                w.kernel, _known_halves(m, value, common), common, _named(line, at), places
+            )
         words += f"        if (x == {x}) return {vector};\n"
         shared += f"        if (x == {x})\n        {{\n{statements}        return uint2({bits});\n        }}\n"
         if len(matrices) > 1 and not paired:
@@ -352,8 +355,9 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
 
 
 def _numbers_straight(m: Coded) -> str:
-    value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
-    return f"pairs_of_codes4(word, {m.low}.0f, {_halves(m, value, shared, 'shared')})"
+    """The statement that makes numbers of a word."""
+    exact = _known_halves(m, *_hoisted(m, _VECTOR * elements_of_word(m))).exact
+    return f"pairs_of_codes{m.bits}<{int(exact)}>(word, {m.low}.0f, shared[0], shared[1])"
 
 
 @contextmanager
@@ -552,69 +556,101 @@ def _factored(value: Expr, code: Expr) -> tuple[Expr, Expr]:
 
 
 def _line8(kernel: KernelBuilder, m: Coded) -> str:
+    """fetch8 and line8."""
     count = 2 * LANES
     words = count // elements_of_word(m)
     step, line = Var("step", ceildiv(m.inner.extent, count)), Var("line", m.column.extent)
     names = _named(line, step)
     value, shared = _hoisted(m, count)
-    texts = []
+    at: dict[Atom, Int] = {m.inner: of(step) * count, m.column: of(line)}
+    halves = _halves(m, value, shared)
+    functions = ""
     with _literal_sizes(kernel):
         first = [_lines_word(kernel, m, f"line * {m.per_line} + {words} * step + {k}") for k in range(words)]
-        bits, loads_text = _shared_bits(kernel, shared, names, {m.inner: of(step) * count, m.column: of(line)})
-        for part in range(2):
-            word = f"fetched.x >> {part * LANES * m.bits}" if m.parts == 2 else f"fetched[{part}]"
-            texts.append(
-                _decoded(
-                    kernel, replace(m, value=value), word, names, of(step) * count + part * LANES, line, "fetched.zw"
+        if halves is not None:
+            bits, loads_text = _shared_halves(kernel, halves, shared, names, at)
+            call = f"halves_of_codes{m.bits}<{int(halves.exact)}>"
+            made = ", ".join(f"{call}(fetched[{k}], {m.low}.0f, fetched.z, fetched.w)" for k in range(words))
+            made = f"return uint4({made});" if words > 1 else f"return {made};"
+        else:
+            bits, loads_text = _shared_bits(kernel, shared, names, at)
+            for part in range(2):
+                word = f"fetched.x >> {part * LANES * m.bits}" if m.parts == 2 else f"fetched[{part}]"
+                inner = of(step) * count + part * LANES
+                text = _decoded(kernel, replace(m, value=value), word, names, inner, line, "fetched.zw")
+                functions += (
+                    f"    static float4 four{part}(uint4 fetched, uint line, uint step)\n    {{\n{text}    }}\n"
                 )
-            )
-    functions = "".join(
-        f"    static float4 four{k}(uint4 fetched, uint line, uint step)\n    {{\n{text}    }}\n"
-        for k, text in enumerate(texts)
-    )
-    packed = ", ".join(f"{SHORT[m.dtype]}.pack({x})" for x in ("a.xy", "a.zw", "b.xy", "b.zw"))
-    made = f"float4 a = four0(fetched, line, step), b = four1(fetched, line, step);\n        return uint4({packed});"
-    if (halves := _halves(m, value, shared, "fetched.zw")) is not None:
-        of_word = [f"halves_of_codes{m.bits}(fetched[{k}], {m.low}.0f, {halves})" for k in range(words)]
-        functions, made = "", f"return uint4({', '.join(of_word)});" if words > 1 else f"return {of_word[0]};"
+            packed = ", ".join(f"{SHORT[m.dtype]}.pack({x})" for x in ("a.xy", "a.zw", "b.xy", "b.zw"))
+            made = f"float4 a = four0(fetched, line, step), b = four1(fetched, line, step);\n        return uint4({packed});"
     return (
         functions + "    static uint4 fetch8(uint i, uint line, uint step)\n    {\n"
-        f"{loads_text}        return uint4({', '.join([*first, *['0'] * (2 - words)])}, {bits});\n    }}\n"
+        f"{loads_text}        return uint4({', '.join([*first, *['0'] * (2 - len(first))])}, {bits});\n    }}\n"
         f"    static uint4 line8(uint4 fetched, uint line, uint step)\n    {{\n        {made}\n    }}\n"
     )
 
 
-def _halves(m: Coded, value: Expr, shared: Sequence[Expr], place: str) -> str | None:
-    """The texts of what neighbours' codes are multiplied by and of what is added to them, if that is all, and halves do for both
-    and for results. place: the text of what they share.
+@dataclass(frozen=True)
+class _Halves:
+    """Codes times a scale, plus an offset: which of what neighbours share these are. exact: both are halves."""
+
+    scale: int
+    offset: int | None
+    exact: bool
+
+
+def _halves(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Halves | None:
+    """What neighbours' codes are multiplied by and what is added to them, if that is all, one or two halves do for both, and
+    results are halves.
     """
     if m.dtype is not DType.float16:
         return None
     if isinstance(value, Op) and value.op == NARROW[DType.float16]:  # as storing halves does
         value = value.args[0]
-    texts = {load(n, ()): text for (k, d), n in _HOISTED.items() if k < len(shared) and d is shared[k].dtype
-             for text in [_placed(place)[n.id]] if _is_half(shared[k])}  # fmt: skip
-    offset: str | None = "0.0f"
+    places = {load(_HOISTED[k, DType.float32], ()): k for k, e in enumerate(shared) if e.dtype is DType.float32}
+    offset: int | None = None
     if isinstance(value, Op) and value.op == "add":
-        number, added = value.args if value.args[1] in texts else value.args[::-1]
-        value, offset = number, texts.get(added)
+        value, added = value.args if value.args[1] in places else value.args[::-1]
+        if added not in places:
+            return None
+        offset = places[added]
     numbers, scale = _factored(value, m.code)
-    if scale not in texts or offset is None or numbers is not cast_to(m.code, DType.float32):
+    if scale not in places or numbers is not cast_to(m.code, DType.float32):
         return None
-    return f"{texts[scale]}, {offset}"
+    used = [shared[places[scale]], *([shared[offset]] if offset is not None else [])]
+    if not all(_is_half(e) or _is_scaled_half(e) for e in used):
+        return None
+    return _Halves(places[scale], offset, all(map(_is_half, used)))
+
+
+def _known_halves(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Halves:
+    found = _halves(m, value, shared)
+    assert found is not None, "decoded by floats"
+    return found
 
 
 def _is_half(e: Expr) -> bool:
-    """Whether a number is a half, or one times an integer of 8 bits, as scales of blocks in blocks are: its rounding to a half does
-    to elements what their own rounding does.
-    """
-    if isinstance(e, Load):
-        return e.node.dtype is DType.float16
+    return isinstance(e, Load) and e.node.dtype is DType.float16
+
+
+def _is_scaled_half(e: Expr) -> bool:
+    """Whether a number is a half times an integer of 8 bits, as scales of blocks in blocks are: two halves have all of its bits."""
     if not isinstance(e, Op) or e.op != "mul":
         return False
     whole = [a.args[0] for a in e.args if isinstance(a, Op) and a.op == "cast"]
     small = [a for a in whole if isinstance(a, Load) and a.node.dtype in (DType.int8, DType.uint8)]
-    return len(small) == 1 and any(isinstance(a, Load) and a.node.dtype is DType.float16 for a in e.args)
+    return len(small) == 1 and any(map(_is_half, e.args))
+
+
+def _shared_halves(
+    kernel: KernelBuilder, halves: _Halves, shared: Sequence[Expr], names: dict[Atom, str], at: Mapping[Atom, Int]
+) -> tuple[str, str]:
+    """The texts of two words with the halves of a scale and of an offset, and the statements before them."""
+    e = Emitter(kernel, names, None, indent="        ")
+    pack = "Halves.pack(float2({}, 0.0f))" if halves.exact else "two_halves({})"
+    places = [halves.scale, *([halves.offset] if halves.offset is not None else [])]
+    texts = [pack.format(e.value(rewrite(shared[k], at))) for k in places]
+    return ", ".join([*texts, *["0"] * (2 - len(texts))]), e.text()
 
 
 def _lines_word(kernel: KernelBuilder, m: Coded, at: str, words: int = 1) -> str:

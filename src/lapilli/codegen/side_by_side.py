@@ -18,9 +18,11 @@ from lapilli.codegen.tiles import MatrixTile
 from lapilli.ir.axes import index_of
 from lapilli.ir.expr import Expr, Load, load, loads, rewrite, select
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
-from lapilli.ir.node import Constant, Matmul, Node, Reduce
+from lapilli.ir.node import Matmul, Node, Reduce
+from lapilli.schedule.copies import Packed, insert_copies
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Draft
+from lapilli.schedule.realize import is_weight
 from lapilli.schedule.task import Task
 
 
@@ -28,9 +30,10 @@ def side_by_side(tasks: Sequence[Task], made: Draft, results: set[int], ctx: Con
     """The tasks, with such products joined to one. results: values read outside."""
     outside = made.kept | results | {new.id for _, new in made.graph.stores}
     groups: dict[tuple[object, ...], list[Task]] = {}
+    fixed = _read_otherwise(tasks)
     for task in tasks:
-        form = _form(task, ctx)
-        if form is not None and task.out.id not in outside and _is_read_by_generated(task.out, tasks):
+        form = _form(task, ctx) if task.out.id not in outside | fixed else None
+        if form is not None:
             group = groups.setdefault(form, [])
             if not group or become_numbers_alike(_codes(group[0]), _codes(task)):
                 group.append(task)
@@ -100,15 +103,22 @@ def _form(task: Task, ctx: Context) -> tuple[object, ...] | None:
     if task.store != tuple(map(index_of, task.axes)):
         return None
     others = {ld.node for ld in loads(task.value)} - {reduction}
-    if not all(isinstance(n, Constant) for n in others):
+    if not all(map(_is_constant, (*others, *_codes(task).reads))):
         return None  # it may not be there yet when the first of the products is computed
     rows = t.rows.node.id, *(as_int(v).key for v in t.rows.words.values())
     return *rows, t.k.key, task.out.dtype, reduction.dtype, order, *(i.key for i in task.out.shape[:-1])
 
 
-def _is_read_by_generated(node: Node, tasks: Sequence[Task]) -> bool:
-    """Whether no hand-written kernel reads a value, which may read it in its own way, or take its product in (`absorb`)."""
-    return not any(n is node for t in tasks if t.template is not None for n in t.reads())
+def _is_constant(n: Node) -> bool:
+    return is_weight(n) or (isinstance(n, Packed) and all(_is_constant(ld.node) for ld in loads(n.body)))
+
+
+def _read_otherwise(tasks: Sequence[Task]) -> set[int]:
+    """Values that are not read by generated kernels alone, by id: hand-written ones read them in their own way, from copies and by
+    steps of theirs, or take their products in (`absorb`).
+    """
+    generated = {t.out.id for t in tasks if t.template is None}
+    return {n.id for t in insert_copies(tasks) if t.out.id not in generated for n in t.reads()}
 
 
 def _firsts(group: Sequence[Task]) -> list[Int]:
@@ -133,7 +143,7 @@ def _joined(group: Sequence[Task], ctx: Context) -> Task | None:
     assert isinstance(old.contraction, Matmul)
     *starts, columns = _firsts(group)
     tile = _tile(template, columns, first, ctx)
-    if tile is None or any(i % tile.bn != 0 for i in starts):
+    if tile is None or any(i % tile.bn != 0 for i in (*starts, columns)):
         return None
     units = ctx.target.compute_units
     if not all((t.out.shape[-1].value or 0) < units * tile.bn for t in group):
