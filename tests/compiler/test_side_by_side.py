@@ -147,7 +147,7 @@ def test_what_is_copied_for_such_a_kernel_stays_apart() -> None:
     def odd(model: nn.Module, x: Tensor) -> list[Tensor]:
         assert isinstance(model, Products)
         one, other = model.products(x)
-        return [turned(one), x.new_ones(2048, 16) @ other[:, 1:2002]]
+        return [turned(one), x.mT @ other[:, 1:2002]]
 
     def heads(model: nn.Module, x: Tensor) -> Tensor:
         assert isinstance(model, Products)
@@ -166,19 +166,18 @@ def test_scales_that_are_computed_stay_apart() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.codes = nn.ParameterList(
-                nn.Parameter(torch.randint(-8, 8, (2048, 32, 64), dtype=torch.int8), requires_grad=False)
-                for _ in range(2)
-            )
-            self.scale = nn.Buffer(torch.rand(2048, 32, 1).half())
+            codes = (torch.randint(-8, 8, (2048, 4, 512), dtype=torch.int8) for _ in range(2))
+            self.codes = nn.ParameterList(nn.Parameter(c, requires_grad=False) for c in codes)
+            self.scale, self.mixed = nn.Buffer(torch.rand(2048, 4, 1).half()), nn.Buffer(torch.rand(2048, 1024).half())
 
         def forward(self, x: Tensor) -> list[Tensor]:
             one = F.linear(x, (self.codes[0].to(x.dtype) * self.scale).flatten(1))
-            other = self.codes[1].to(x.dtype) * (self.scale * turned(one).abs().amax())
+            scale = self.mixed @ turned(one)[:4].mT
+            other = self.codes[1].to(x.dtype) * scale[..., None]
             return [turned(one), turned(F.linear(x, other.flatten(1)))]
 
     s, _ = scheduled(Scaled(), 16, 2048, dtype=torch.float16)
-    assert matrices(s) == [1, 1]
+    assert len(matrices(s)) >= 2 and set(matrices(s)) == {1}
 
 
 def test_products_of_other_rows_stay_apart() -> None:
