@@ -305,10 +305,10 @@ _VECTOR = 4
 
 
 def become_numbers_straight(m: Coded) -> bool:
-    """Whether `codes_source` can read a matrix: of halves, which are codes of 4 bits times a scale, plus an offset, that a vector
-    of them shares.
+    """Whether `codes_source` can read a matrix: of halves, which are codes of 4 or 8 bits times a scale, plus an offset, that a
+    vector of them shares.
     """
-    if m.bits != 4 or m.by_columns or m.per_line % _VECTOR != 0:
+    if m.bits not in (4, 8) or m.by_columns or m.per_line % _VECTOR != 0:
         return False
     value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
     return _halves(m, value, shared) is not None
@@ -317,7 +317,7 @@ def become_numbers_straight(m: Coded) -> bool:
 def become_numbers_alike(one: Coded, other: Coded) -> bool:
     """Whether kernels that read both in this way can make numbers of their codes by the same statement."""
     return (
-        one.per_line == other.per_line
+        (one.bits, one.per_line) == (other.bits, other.per_line)
         and one.dtype is other.dtype
         and _numbers_straight(one) == _numbers_straight(other)
     )
@@ -345,7 +345,8 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
     first = " : ".join(f"x == {x} ? {n}" for x, n in enumerate(firsts[:-1])) + " : 0" if len(firsts) > 1 else "0"
     w.structs.append(
         f"struct {name} : ICodes\n{{\n"
-        f"    static const int COUNT = {len(matrices)};\n    static const int PAIRED = {int(paired)};\n"
+        f"    static const int BITS = {matrices[0].bits};\n    static const int COUNT = {len(matrices)};\n"
+        f"    static const int PAIRED = {int(paired)};\n"
         f"    static uint matrix(uint column) {{ return {matrix}; }}\n"
         f"    static uint first(uint x) {{ return {first}; }}\n"
         f"    static uint4 words(int x, uint line, uint at)\n    {{\n{words}        return uint4(0);\n    }}\n"

@@ -344,10 +344,10 @@ def _are_many(found: FewRows, ctx: Context) -> bool:
     if not ctx.target.cooperative_matrix:
         return False
     w, n, k = found.w.node, found.n.value, found.k.value
-    straight = isinstance(w, Coded) and become_numbers_straight(w) and found.batch == 1
-    if not straight or n is None or k is None or straight_tile(found.m, n, k, ctx.target, True) is None:
-        return found.m > _MOST_ROWS_OF_CODES
-    return found.m > _MOST_ROWS_BY_NUMBERS
+    tile = None
+    if isinstance(w, Coded) and become_numbers_straight(w) and found.batch == 1 and n is not None and k is not None:
+        tile = straight_tile(found.m, n, k, w.bits, ctx.target, True)
+    return found.m > (_MOST_ROWS_OF_CODES if tile is None else _MOST_ROWS_BY_NUMBERS)
 
 
 def _rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:

@@ -167,7 +167,7 @@ class Tiles(RowTemplate):
             joinable=joinable,
         )  # fmt: skip
         if isinstance(self.w, Coded):
-            straight = become_numbers_straight(self.w) and not self.rows.transposed
+            straight = self.w.bits if become_numbers_straight(self.w) and not self.rows.transposed else 0
             return tiles.for_codes(found, batch, m, n, k, ctx.target, self.is_joinable(task), straight)
         return found
 

@@ -131,7 +131,7 @@ def _tile(template: Tiles, columns: Int, task: Task, ctx: Context, matrices: int
     assert m is not None
     assert n is not None
     assert k is not None
-    return tiles.straight_tile(m, matrices * n, k, ctx.target, template.is_joinable(task))
+    return tiles.straight_tile(m, matrices * n, k, _codes(task).bits, ctx.target, template.is_joinable(task))
 
 
 def _joined(group: Sequence[Task], ctx: Context) -> Task | None:

@@ -323,11 +323,12 @@ _DECODING_FEW = (
 
 
 def for_codes(
-    found: list[MatrixTile], batch: int, m: int, n: int, k: int, target: Target, joinable: bool, straight: bool
+    found: list[MatrixTile], batch: int, m: int, n: int, k: int, target: Target, joinable: bool, straight: int
 ) -> list[MatrixTile]:
     """Tiles for a right operand that is decoded, once for each tile of rows: large ones first, if most compute units have one, and
-    those for few rows. joinable: whether work groups may share the sum of a tile; straight: whether codes can become numbers in
-    registers. A tile that is decoded takes as long for 8 rows as for 32, so each compute unit has to have one.
+    those for few rows. joinable: whether work groups may share the sum of a tile; straight: bits of codes that can become
+    numbers in registers, 0 if they cannot. A tile that is decoded takes as long for 8 rows as for 32, so each compute unit has
+    to have one.
     """
     units, first = target.compute_units, list[MatrixTile]()
     joinable = joinable and target.between_groups
@@ -339,18 +340,26 @@ def for_codes(
     if 2 * m > _DECODING.bm:
         first = [t for t in found if t == _DECODING and has_tiles(t, 3)]
     elif straight:
-        first = _few_for_codes(_STRAIGHT_FEW, batch, m, n, k, target, joinable)
+        first = _few_for_codes(_straight(straight), batch, m, n, k, target, joinable)
     if not first and 16 < m <= _DECODING_MANY.bm and has_tiles(_DECODING_MANY, 16):
         first = [t for t in found if t == _DECODING_MANY]
     if not first and joinable:
         first = _few_for_codes(_DECODING_FEW, batch, m, n, k, target, joinable)
-    others = [few.tile for few in _STRAIGHT_FEW if straight and m <= few.rows and _decodes(few.tile, target)]
+    menu = _straight(straight) if straight else []
+    others = [few.tile for few in menu if m <= few.rows and _decodes(few.tile, target)]
     return list(dict.fromkeys((*first, *found, *others)))
 
 
-def straight_tile(m: int, n: int, k: int, target: Target, joinable: bool) -> MatrixTile | None:
-    """The tile for up to 64 rows of codes that become numbers in registers; None if there are too few. joinable: as above."""
-    return next(iter(_few_for_codes(_STRAIGHT_FEW, 1, m, n, k, target, joinable and target.between_groups)), None)
+def straight_tile(m: int, n: int, k: int, bits: int, target: Target, joinable: bool) -> MatrixTile | None:
+    """The tile for up to 64 rows of codes of 4 or 8 bits that become numbers in registers; None if there are too few. joinable: as
+    above.
+    """
+    return next(iter(_few_for_codes(_straight(bits), 1, m, n, k, target, joinable and target.between_groups)), None)
+
+
+def _straight(bits: int) -> list[_Few]:
+    """The menu for codes of so many bits: a chunk has as many bytes of a line."""
+    return [replace(few, tile=replace(few.tile, bk=few.tile.bk * 4 // bits)) for few in _STRAIGHT_FEW]
 
 
 def _few_for_codes(
