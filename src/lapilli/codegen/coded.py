@@ -311,7 +311,7 @@ def become_numbers_straight(m: Coded) -> bool:
     if m.bits not in (4, 8) or m.by_columns or m.per_line % _VECTOR != 0:
         return False
     value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
-    return _halves(m, value, shared) is not None
+    return _affine(m, value, shared) is not None
 
 
 def become_numbers_alike(one: Coded, other: Coded) -> bool:
@@ -334,8 +334,8 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
             vector = _lines_word(w.kernel, m, f"line * {m.per_line // _VECTOR} + at", _VECTOR)
             places: dict[Atom, Int] = {m.inner: of(at) * count, m.column: of(line)}
             value, common = _hoisted(m, count)
-            bits, statements = _shared_halves(
-                w.kernel, _known_halves(m, value, common), common, _named(line, at), places
+            bits, statements = _shared_affine(
+                w.kernel, _known_affine(m, value, common), common, _named(line, at), places
             )
         words += f"        if (x == {x}) return {vector};\n"
         shared += f"        if (x == {x})\n        {{\n{statements}        return uint2({bits});\n        }}\n"
@@ -357,8 +357,8 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
 
 def _numbers_straight(m: Coded) -> str:
     """The statement that makes numbers of a word."""
-    exact = _known_halves(m, *_hoisted(m, _VECTOR * elements_of_word(m))).exact
-    return f"pairs_of_codes{m.bits}<{int(exact)}>(word, {m.low}.0f, shared[0], shared[1])"
+    in_halves = _known_affine(m, *_hoisted(m, _VECTOR * elements_of_word(m))).in_halves
+    return f"pairs_of_codes{m.bits}<{int(in_halves)}>(word, {m.low}.0f, shared[0], shared[1])"
 
 
 @contextmanager
@@ -564,13 +564,13 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     names = _named(line, step)
     value, shared = _hoisted(m, count)
     at: dict[Atom, Int] = {m.inner: of(step) * count, m.column: of(line)}
-    halves = _halves(m, value, shared)
+    affine = _affine(m, value, shared)
     functions = ""
     with _literal_sizes(kernel):
         first = [_lines_word(kernel, m, f"line * {m.per_line} + {words} * step + {k}") for k in range(words)]
-        if halves is not None:
-            bits, loads_text = _shared_halves(kernel, halves, shared, names, at)
-            call = f"halves_of_codes{m.bits}<{int(halves.exact)}>"
+        if affine is not None:
+            bits, loads_text = _shared_affine(kernel, affine, shared, names, at)
+            call = f"halves_of_codes{m.bits}<{int(affine.in_halves)}>"
             made = ", ".join(f"{call}(fetched[{k}], {m.low}.0f, fetched.z, fetched.w)" for k in range(words))
             made = f"return uint4({made});" if words > 1 else f"return {made};"
         else:
@@ -592,18 +592,16 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
 
 
 @dataclass(frozen=True)
-class _Halves:
-    """Codes times a scale, plus an offset: which of what neighbours share these are. exact: both are halves."""
+class _Affine:
+    """Codes times a scale, plus an offset: which of what neighbours share these are. in_halves: both are halves."""
 
     scale: int
     offset: int | None
-    exact: bool
+    in_halves: bool
 
 
-def _halves(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Halves | None:
-    """What neighbours' codes are multiplied by and what is added to them, if that is all, one or two halves do for both, and
-    results are halves.
-    """
+def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
+    """What neighbours' codes are multiplied by and what is added to them, if that is all, and results are halves."""
     if m.dtype is not DType.float16:
         return None
     if isinstance(value, Op) and value.op == NARROW[DType.float16]:  # as storing halves does
@@ -619,13 +617,11 @@ def _halves(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Halves | None:
     if scale not in places or numbers is not cast_to(m.code, DType.float32):
         return None
     used = [shared[places[scale]], *([shared[offset]] if offset is not None else [])]
-    if not all(_is_half(e) or _is_scaled_half(e) for e in used):
-        return None
-    return _Halves(places[scale], offset, all(map(_is_half, used)))
+    return _Affine(places[scale], offset, all(map(_is_half, used)))
 
 
-def _known_halves(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Halves:
-    found = _halves(m, value, shared)
+def _known_affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine:
+    found = _affine(m, value, shared)
     assert found is not None, "decoded by floats"
     return found
 
@@ -634,22 +630,13 @@ def _is_half(e: Expr) -> bool:
     return isinstance(e, Load) and e.node.dtype is DType.float16
 
 
-def _is_scaled_half(e: Expr) -> bool:
-    """Whether a number is a half times an integer of 8 bits, as scales of blocks in blocks are: two halves have all of its bits."""
-    if not isinstance(e, Op) or e.op != "mul":
-        return False
-    whole = [a.args[0] for a in e.args if isinstance(a, Op) and a.op == "cast"]
-    small = [a for a in whole if isinstance(a, Load) and a.node.dtype in (DType.int8, DType.uint8)]
-    return len(small) == 1 and any(map(_is_half, e.args))
-
-
-def _shared_halves(
-    kernel: KernelBuilder, halves: _Halves, shared: Sequence[Expr], names: dict[Atom, str], at: Mapping[Atom, Int]
+def _shared_affine(
+    kernel: KernelBuilder, affine: _Affine, shared: Sequence[Expr], names: dict[Atom, str], at: Mapping[Atom, Int]
 ) -> tuple[str, str]:
-    """The texts of two words with the halves of a scale and of an offset, and the statements before them."""
+    """The texts of two words with a scale and an offset, as halves if they are some, and the statements before them."""
     e = Emitter(kernel, names, None, indent="        ")
-    pack = "Halves.pack(float2({}, 0.0f))" if halves.exact else "two_halves({})"
-    places = [halves.scale, *([halves.offset] if halves.offset is not None else [])]
+    pack = "Halves.pack(float2({}, 0.0f))" if affine.in_halves else "asuint({})"
+    places = [affine.scale, *([affine.offset] if affine.offset is not None else [])]
     texts = [pack.format(e.value(rewrite(shared[k], at))) for k in places]
     return ", ".join([*texts, *["0"] * (2 - len(texts))]), e.text()
 
