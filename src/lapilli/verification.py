@@ -197,6 +197,8 @@ class CheckedRun:
                 axes=reduction.axes, raxes=reduction.raxes, op=reduction.op, body=task.reduction_body,
             )  # fmt: skip
             values[reduction.id] = evaluate(whole, values, self.sizes)
+        if task.template is not None and task.template.second is not None:
+            self._seen(task.template.second, values)
         over = tuple(a.extent for a in task.axes)
         result = evaluate(Map(over, out.dtype, axes=task.axes, body=task.value), values, self.sizes)
         stored = np.zeros([int(s.evaluate(self.sizes)) for s in out.shape], result.dtype)

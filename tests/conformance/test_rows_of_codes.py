@@ -208,3 +208,20 @@ def test_a_pair_whose_sums_are_in_parts(taken: Taken, monkeypatch: pytest.Monkey
     monkeypatch.setitem(TARGETS, PLAN, replace(TARGETS[PLAN], compute_units=9))
     check(Gate((128, 128), 2080, 32), 27, 2080)
     assert taken[-1].straight and taken[-1].parts > 1, taken
+
+
+class Block(Matrices):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, gate, up = self.products(x)
+        return q[..., ::2] - q[..., 1::2], k[..., ::2] * k[..., 1::2], F.silu(gate) * up
+
+
+@pytest.mark.parametrize(("rows", "products"), [(1, 3), (16, 2)])
+def test_kernels_of_several_products_are_verified(rows: int, products: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a few rows have a gate's two sums, too."""
+    monkeypatch.setitem(TARGETS, PLAN, replace(TARGETS[PLAN], compute_units=4))
+    torch.manual_seed(rows)
+    model = Block((256, 128, 256, 256), 1024, 64).eval()
+    found = lapilli.verify(model, (torch.randn(rows, 1024).half(),), precision="fp16", target=PLAN)
+    assert sum("linear" in c.label for c in found) == products, found
+    assert max(c.error for c in found) < 1e-3, found

@@ -6,7 +6,7 @@ then half of a tile's columns are of each (`paired`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -18,7 +18,7 @@ from lapilli.codegen.tiles import MatrixTile
 from lapilli.ir.axes import index_of
 from lapilli.ir.expr import Expr, Load, load, loads, rewrite, select
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
-from lapilli.ir.node import Matmul, Node, Reduce
+from lapilli.ir.node import Map, Matmul, Node, Reduce
 from lapilli.schedule.copies import Packed, insert_copies
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Draft
@@ -153,22 +153,41 @@ def _joined(group: Sequence[Task], ctx: Context) -> Task | None:
     at = tuple(map(index_of, axes))
     shape = *old.shape[:-1], columns
     name = f"{first.out.name}_beside"
+    places: list[dict[Atom, Int]] = [
+        {**dict(zip(t.axes[:-1], at, strict=False)), t.axes[-1]: of(column) - start}
+        for t, start in zip(group, starts, strict=True)
+    ]
+    ends = [*starts[1:], columns]
+    body = _by_columns(column, ends, [_term(t, place, old) for t, place in zip(group, places, strict=True)])
     sums = Reduce(
-        shape, old.dtype, f"{name}_sums", old.origin, axes=axes, raxes=old.raxes, op="sum", body=old.body,
+        shape, old.dtype, f"{name}_sums", old.origin, axes=axes, raxes=old.raxes, op="sum", body=body,
         contraction=replace(old.contraction, column=column),
     )  # fmt: skip
-    out = Node(shape, first.out.dtype, name, first.out.origin)
+    value = _by_columns(column, ends, [_of(t, sums, place) for t, place in zip(group, places, strict=True)])
+    out = Map(shape, first.out.dtype, name, first.out.origin, axes=axes, body=value)
     ctx.layouts[out.id] = Layout.of(shape, ctx.layouts[first.out.id].order)
-    value: Expr | None = None
-    for t, start, end in reversed(list(zip(group, starts, [*starts[1:], columns], strict=True))):
-        one = _of(t, sums, {**dict(zip(t.axes[:-1], at, strict=False)), t.axes[-1]: of(column) - start})
-        value = one if value is None or one == value else select([end - 1 - of(column)], one, value)
-    assert value is not None
     made = replace(
-        first, out=out, axes=axes, store=at, value=value, reduction=sums, origins=[o for t in group for o in t.origins],
+        first, out=out, axes=axes, store=at, value=value, reduction=sums, reduction_body=body,
+        origins=[o for t in group for o in t.origins],
         template=replace(template, n=columns, tile=tile, alike=tuple(group[1:])),
     )  # fmt: skip
     return made if _fits(made, ctx) else None
+
+
+def _by_columns(column: Var, ends: Sequence[Int], values: Sequence[Expr]) -> Expr:
+    """What each product has for its columns, which end there."""
+    found = values[-1]
+    for end, value in reversed(list(zip(ends[:-1], values[:-1], strict=True))):
+        found = value if value == found else select([end - 1 - of(column)], value, found)
+    return found
+
+
+def _term(task: Task, at: Mapping[Atom, Int], old: Reduce) -> Expr:
+    """What a product adds up, among the terms of another one."""
+    assert task.reduction is not None
+    assert task.reduction_body is not None
+    along: dict[Atom, Int] = dict(zip(task.reduction.raxes, map(index_of, old.raxes), strict=True))
+    return rewrite(task.reduction_body, {**at, **along})
 
 
 def _fits(task: Task, ctx: Context) -> bool:
@@ -183,7 +202,7 @@ def _fits(task: Task, ctx: Context) -> bool:
     return count + (2 if template.tile.parts > 1 else 0) <= ctx.target.bindings
 
 
-def _of(task: Task, sums: Reduce, at: dict[Atom, Int]) -> Expr:
+def _of(task: Task, sums: Reduce, at: Mapping[Atom, Int]) -> Expr:
     """What a product's epilogue makes of a sum among those of all."""
     place = tuple(map(index_of, sums.axes))
 
