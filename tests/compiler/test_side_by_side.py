@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
-from linear_chains import coded
+from linear_chains import coded, of_bits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lapilli.capture import capture
+from lapilli.codegen.coded import Coded
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.select import schedule_of, write_all
@@ -260,3 +262,43 @@ def test_layers_that_are_alike_have_one_kernel() -> None:
     assert matrices(s) == [2, 2]
     sources = [k.source for k in kernels if k.name == "matmul_matrix"]
     assert sources[0] == sources[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "statement"), [("Q4_0", "4<1>"), ("Q4_K", "4<0>"), ("Q8_0", "8<1>"), ("Q6_K", "8<0>")]
+)
+def test_scales_that_are_no_halves_are_floats(kind: str, statement: str) -> None:
+    """Those of K-quants are products, which a half would round for all codes of a block alike."""
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = Weight.of(of_bits(2048, 2048, kind, np.random.default_rng(0)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight().to(x.dtype))
+
+    _, kernels = scheduled(One(), 16, 2048)
+    assert f"pairs_of_codes{statement}(word" in kernels[-1].source
+
+
+@pytest.mark.parametrize(
+    ("low", "straight"), [(-1024, True), (-1025, False), (2032, True), (2033, False), (70001, False)]
+)
+def test_codes_are_numbers_that_halves_hold(low: int, straight: bool) -> None:
+    class Far(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes = nn.Buffer(torch.randint(0, 16, (2048, 32, 64), dtype=torch.uint8))
+            self.scale = nn.Buffer(torch.rand(2048, 32, 1).half())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, ((self.codes.int() + low).to(x.dtype) * self.scale.to(x.dtype)).flatten(1))
+
+    s, kernels = scheduled(Far(), 16, 2048)
+    (t,) = products(s)
+    if isinstance(t.w, Coded) and t.w.bits == 4:
+        assert ("pairs_of_codes" in kernels[-1].source) is straight, t.w.low
+        assert t.w.low == low
+    else:
+        assert not straight, t.w

@@ -308,9 +308,10 @@ def become_numbers_straight(m: Coded) -> bool:
     """Whether `codes_source` can read a matrix: of halves, which are codes of 4 or 8 bits times a scale, plus an offset, that a
     vector of them shares.
     """
-    if m.bits not in (4, 8) or m.by_columns or m.per_line % _VECTOR != 0:
+    count = _VECTOR * elements_of_word(m)
+    if m.bits not in (4, 8) or m.by_columns or m.inner.extent % count != 0:
         return False
-    value, shared = _hoisted(m, _VECTOR * elements_of_word(m))
+    value, shared = _hoisted(m, count)
     return _affine(m, value, shared) is not None
 
 
@@ -591,6 +592,10 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     )
 
 
+_EXACT = 2048
+"""Up to which halves hold all integers. Codes become some by a difference from 1024."""
+
+
 @dataclass(frozen=True)
 class _Affine:
     """Codes times a scale, plus an offset: which of what neighbours share these are. in_halves: both are halves."""
@@ -602,7 +607,7 @@ class _Affine:
 
 def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
     """What neighbours' codes are multiplied by and what is added to them, if that is all, and results are halves."""
-    if m.dtype is not DType.float16:
+    if m.dtype is not DType.float16 or m.low < -_EXACT // 2 or m.low + (1 << m.bits) > _EXACT:
         return None
     if isinstance(value, Op) and value.op == NARROW[DType.float16]:  # as storing halves does
         value = value.args[0]
