@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lapilli
 from lapilli.code_operators import LOOK_UP, POWER_OF_TWO
-from lapilli.llm.blocks import NAMES, BlockedMatrix, Parameter, of_gguf
+from lapilli.llm.blocks import NAMES, BlockedMatrix, Parameter, of_gguf, row_bytes
 from lapilli.llm.decoder import Weight
 from lapilli.target import TARGETS
 
@@ -34,10 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch, on_any_device: None) -> None:
 def of_random_bits(name: str) -> BlockedMatrix:
     """Any codes, with scales that are numbers of one size."""
     rng = np.random.default_rng(4)
-    sizes = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_XS": 136}
-    small = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18, "MXFP4": 17}
-    row = COLUMNS // 256 * sizes[name] if name in sizes else COLUMNS // 32 * small[name]
-    found = of_gguf(rng.integers(0, 256, (ROWS, row), dtype=np.uint8), name)
+    found = of_gguf(rng.integers(0, 256, (ROWS, row_bytes(name, COLUMNS)), dtype=np.uint8), name)
 
     def tame(p: Parameter) -> Parameter:
         if p.bias is not None:

@@ -59,7 +59,7 @@ def schedule_of(
 
 def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = None) -> list[Task]:
     """Selects the templates of contractions; with the copies and steps that these need. kept, asked: as for `schedule_of`."""
-    target, results = made.target, made.results()
+    target = made.target
     lying = Kept(kept)
     for task in made.tasks:  # those of contractions may be packed
         if task.reduction is None or task.reduction.contraction is None:
@@ -84,7 +84,7 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
             continue
         selected += reduce_parts.in_parts(task, ctx) or [task]
     taken_in = expand(take_in_norms(selected, made, ctx, kernels), made, ctx, kernels)
-    joined = side_by_side(taken_in, made, results, ctx)
+    joined = side_by_side(taken_in, made, ctx)
     absorbed = absorb(insert_copies(joined), made, ctx)  # which must see all that read a value
     return within_bindings(split_k.with_counters(absorbed, ctx), ctx, kernels)
 

@@ -26,14 +26,15 @@ from lapilli.schedule.realize import is_weight
 from lapilli.schedule.task import Task
 
 
-def side_by_side(tasks: Sequence[Task], made: Draft, results: set[int], ctx: Context) -> list[Task]:
-    """The tasks, with such products joined to one. results: values read outside."""
-    outside = made.kept | results | {new.id for _, new in made.graph.stores}
+def side_by_side(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
+    """The tasks, with such products joined to one."""
+    forms = [(task, form) for task in tasks if (form := _form(task, ctx)) is not None]
+    if len(forms) < 2:
+        return list(tasks)
+    fixed = made.kept | {new.id for _, new in made.graph.stores} | _read_otherwise(tasks)
     groups: dict[tuple[object, ...], list[Task]] = {}
-    fixed = _read_otherwise(tasks)
-    for task in tasks:
-        form = _form(task, ctx) if task.out.id not in outside | fixed else None
-        if form is not None:
+    for task, form in forms:
+        if task.out.id not in fixed:
             group = groups.setdefault(form, [])
             if not group or become_numbers_alike(_codes(group[0]), _codes(task)):
                 group.append(task)

@@ -330,7 +330,7 @@ def for_codes(
     numbers in registers, 0 if they cannot. A tile that is decoded takes as long for 8 rows as for 32, so each compute unit has
     to have one.
     """
-    units, first = target.compute_units, list[MatrixTile]()
+    units, menu = target.compute_units, _straight(straight) if straight else []
     joinable = joinable and target.between_groups
 
     def has_tiles(t: MatrixTile, fours: int) -> bool:
@@ -339,13 +339,12 @@ def for_codes(
 
     if 2 * m > _DECODING.bm:
         first = [t for t in found if t == _DECODING and has_tiles(t, 3)]
-    elif straight:
-        first = _few_for_codes(_straight(straight), batch, m, n, k, target, joinable)
+    else:
+        first = _few_for_codes(menu, batch, m, n, k, target, joinable)
     if not first and 16 < m <= _DECODING_MANY.bm and has_tiles(_DECODING_MANY, 16):
         first = [t for t in found if t == _DECODING_MANY]
     if not first and joinable:
         first = _few_for_codes(_DECODING_FEW, batch, m, n, k, target, joinable)
-    menu = _straight(straight) if straight else []
     others = [few.tile for few in menu if m <= few.rows and _decodes(few.tile, target)]
     return list(dict.fromkeys((*first, *found, *others)))
 
