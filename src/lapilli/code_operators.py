@@ -4,7 +4,8 @@
 (code - zero point) * scale. `lapilli::quantize` is its inverse, rounded half to even and clamped: it multiplies by the scale's
 inverse, or divides by the scale, which is not always the same code. A block has `block[d]` elements along dimension d, or all (-1).
 So a scale for a tensor, a channel, a token or a group are the same operator. `lapilli::unpack` reads codes of four bits (or 1 or
-2), several in a byte, the lowest one first; codes of other widths have their upper bits in a tensor of their own.
+2), several in a byte, the lowest one first; codes of other widths have their upper bits in a tensor of their own. By fours, four
+neighbours lie in four bytes, and the next four above them: so kernels get four bytes of codes by one shift and one mask.
 `lapilli::look_up` is for codes that stand for the numbers of a table, and `lapilli::power_of_two` for scales that are exponents.
 
 `lapilli::integer_product` and `lapilli::integer_convolution` are sums of products of 8-bit integers less their zero points, exact
@@ -53,8 +54,11 @@ def _quantize(
     return value.clamp(low, high).to(dtype)
 
 
-def _taken(packed: Tensor, size: int, bits: int) -> Tensor:
+def _taken(packed: Tensor, size: int, bits: int, by_fours: bool) -> Tensor:
     parts = [packed >> at & (1 << bits) - 1 for at in range(0, 8, bits)]
+    if by_fours:
+        fours = torch.stack([p.reshape(*p.shape[:-1], -1, 4) for p in parts], -2)
+        return fours.flatten(-3)[..., :size].to(torch.int16)
     return torch.stack(parts, -1).flatten(-2)[..., :size].to(torch.int16)
 
 
@@ -63,15 +67,29 @@ def type_of_codes(low: int, bits: int) -> torch.dtype:
     return torch.int8 if low + (1 << bits) - 1 <= torch.iinfo(torch.int8).max else torch.uint8
 
 
-def _unpack(packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0) -> Tensor:
-    codes = _taken(packed, size, bits)
+def _unpack(
+    packed: Tensor,
+    low: int,
+    size: int,
+    bits: int = 4,
+    upper: Tensor | None = None,
+    above: int = 0,
+    by_fours: bool = False,
+) -> Tensor:
+    codes = _taken(packed, size, bits, by_fours)
     if upper is not None:
-        codes = codes + (_taken(upper, size, above) << bits)
+        codes = codes + (_taken(upper, size, above, by_fours) << bits)
     return (codes + low).to(type_of_codes(low, bits + above))
 
 
 def _unpacked(
-    packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0
+    packed: Tensor,
+    low: int,
+    size: int,
+    bits: int = 4,
+    upper: Tensor | None = None,
+    above: int = 0,
+    by_fours: bool = False,
 ) -> Tensor:
     return packed.new_empty((*packed.shape[:-1], size), dtype=type_of_codes(low, bits + above))
 
@@ -126,7 +144,7 @@ define(
     _quantize, lambda x, inverse, zero, block, low, high, dtype, divides=False: torch.empty_like(x, dtype=dtype),
 )  # fmt: skip
 define(
-    "unpack(Tensor packed, int low, int size, int bits=4, Tensor? upper=None, int above=0) -> Tensor",
+    "unpack(Tensor packed, int low, int size, int bits=4, Tensor? upper=None, int above=0, bool by_fours=False) -> Tensor",
     _unpack, _unpacked,
 )  # fmt: skip
 define(

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from lapilli.codegen.code_words import BYTE, WORD, CodeWords, below, bits_of, packed_words, widths_of
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SHORT, Wrapper, source, source8
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, Op, binary, cast_to, const, ints_of, load, loads, reads, rewrite, walk
-from lapilli.ir.integer import Atom, Int, Quotient, Var, as_int, ceildiv, minimum, of
+from lapilli.ir.expr import Expr, Load, Op, cast_to, const, ints_of, load, loads, reads, rewrite, walk
+from lapilli.ir.integer import Atom, Int, Quotient, Var, as_int, ceildiv, of
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.contraction import MatmulView, Operand
@@ -25,7 +26,6 @@ from lapilli.schedule.encoding import Blocks
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
-_WORD = 32
 _MANTISSA = 23
 """Bits of a float's fraction."""
 _FIELDS = ("offset", "batch", "line")
@@ -36,14 +36,11 @@ _TEXEL = 4
 
 @dataclass(eq=False, repr=False)
 class Coded(Node):
-    """words: the codes, a row for each line. per_line: words of a line. flip: bits of a word that are inverted before it is taken
-    apart; codes then begin at `low`. value: an element, of `code`, at `inner` and `column`. by_columns: a line is four columns.
+    """words: the codes, which begin at `low`. value: an element, of `code`, at `inner` and `column`. by_columns: a line is four
+    columns.
     """
 
-    words: Node = None  # type: ignore[assignment]
-    per_line: int = 0
-    bits: int = 8
-    flip: int = 0
+    words: CodeWords = None  # type: ignore[assignment]
     low: int = 0
     code: Expr = None  # type: ignore[assignment]
     value: Expr = None  # type: ignore[assignment]
@@ -54,14 +51,24 @@ class Coded(Node):
     @property
     def parts(self) -> int:
         """Fours of a word."""
-        return _WORD // self.bits // LANES
+        return WORD // self.bits // LANES
+
+    @property
+    def bits(self) -> int:
+        """Of a code in a word."""
+        return self.words.bits
+
+    @property
+    def per_line(self) -> int:
+        """Words of a line."""
+        return self.words.per_line
 
     @property
     def reads(self) -> list[Node]:
         """What it is computed from."""
         inside = set(loads(self.code))
         others = [ld.node for ld in loads(self.value) if ld not in inside]
-        return list({n.id: n for n in (self.words, *others)}.values())
+        return list({n.id: n for n in (*self.words.nodes, *others)}.values())
 
 
 def in_memory(*nodes: Node) -> list[Node]:
@@ -99,68 +106,50 @@ def _coded(
 
 
 def _lines(v: MatmulView, blocks: Blocks, contraction: Matmul, ctx: Context) -> Coded:
-    count = _WORD // blocks.bits
-    per_line = ceildiv(v.k, count)
-    words, flip, low = blocks.lying(contraction, ctx.layouts) if v.k % count == 0 else (None, 0, 0)
-    if words is None:
-        words, low = _packed(blocks, contraction, ctx, [v.n, per_line], lambda n, w, i: (n, w * count + i)), blocks.low
-    return _made(v, blocks, contraction, words, per_line, flip, low)
+    lying = blocks.lying(contraction, ctx.layouts)
+    widths = widths_of(blocks.width) if lying is None else lying.widths
+    if v.k % (WORD // min(widths)) != 0:  # not whole words
+        lying, widths = None, (blocks.bits,)
+    bits = bits_of(widths)
+    count = WORD // bits
+    per_line = _fixed(ceildiv(v.k, count))
+    if lying is not None:
+        return _made(v, blocks, contraction, CodeWords(lying.nodes, widths, bits, per_line, lying.flip), lying.low)
+    words = packed_words(
+        blocks, contraction, ctx, widths, (v.n, per_line), lambda n, w, i: (n, w * count + i)
+    )  # fmt: skip
+    return _made(v, blocks, contraction, words, blocks.low)
+
+
+def _fixed(size: Int) -> int:
+    value = size.value
+    assert value is not None
+    return value
 
 
 def _columns(v: MatmulView, blocks: Blocks, contraction: Matmul, ctx: Context) -> Coded:
-    steps = _WORD // blocks.bits // LANES  # of a word
-    per_line = ceildiv(ceildiv(v.k, LANES) * LANES, steps * _TEXEL) * _TEXEL
-    words = _packed(
-        blocks, contraction, ctx, [ceildiv(v.n, LANES), per_line],
+    widths = widths_of(blocks.width)
+    if v.k % (LANES * BYTE // min(widths)) != 0:  # not whole texels
+        widths = (blocks.bits,)
+    steps = WORD // bits_of(widths) // LANES  # of a word
+    per_line = _fixed(ceildiv(ceildiv(v.k, LANES) * LANES, steps * _TEXEL) * _TEXEL)
+    words = packed_words(
+        blocks, contraction, ctx, widths, (ceildiv(v.n, LANES), per_line),
         lambda n4, w, i: (n4 * LANES + i % LANES, w * steps + i // LANES),
     )  # fmt: skip
-    made = _made(v, blocks, contraction, words, per_line, 0, blocks.low)
+    made = _made(v, blocks, contraction, words, blocks.low)
     made.by_columns = True
     made.value = _with_columns(made, contraction, ctx)
     return made
 
 
-def _made(v: MatmulView, blocks: Blocks, contraction: Matmul, words: Node, per_line: Int, flip: int, low: int) -> Coded:
+def _made(v: MatmulView, blocks: Blocks, contraction: Matmul, words: CodeWords, low: int) -> Coded:
     node = v.rhs.node
-    count = per_line.value
-    assert count is not None
     return Coded(
         (v.k, v.n), node.dtype if node.dtype in SHORT else DType.float32, f"{node.name}_coded", node.origin,
-        words=words, per_line=count, bits=blocks.bits, flip=flip, low=low, code=blocks.code, value=blocks.value,
+        words=words, low=low, code=blocks.code, value=blocks.value,
         inner=contraction.inner, column=contraction.column,
     )  # fmt: skip
-
-
-def _packed(
-    blocks: Blocks,
-    contraction: Matmul,
-    ctx: Context,
-    shape: list[Int],
-    place: Callable[[Int, Int, int], tuple[Int, Int]],
-) -> Node:
-    """Codes packed into words, lowest bits first; beyond the matrix, those at its edge. place: column and k of a code."""
-    key = ("codes", blocks.code, tuple(shape), contraction.column.id, contraction.inner.id)
-    if key in ctx.copies:
-        return ctx.copies[key]
-    n, k = contraction.column.extent, contraction.inner.extent
-
-    def body(line: Int, word: Int) -> tuple[list[Int], Expr]:
-        packed: Expr = const(0, DType.int32)
-        for i in range(_WORD // blocks.bits):
-            column, inner = place(line, word, i)
-            at: dict[Atom, Int] = {contraction.column: _below(column, n), contraction.inner: _below(inner, k)}
-            part = binary("shl", binary("sub", rewrite(blocks.code, at), blocks.low), blocks.bits * i)
-            packed = part if i == 0 else binary("bitor", packed, part)
-        return [], packed
-
-    node = ctx.copies[key] = ctx.packed("codes", contraction.rhs, shape, body, DType.int32)
-    return node
-
-
-def _below(i: Int, n: Int) -> Int:
-    """An index, or the last one, if it may be beyond."""
-    high, count = i.bounds[1], n.value
-    return i if high is not None and count is not None and high < count else minimum(i, n - 1)
 
 
 def _with_columns(m: Coded, contraction: Matmul, ctx: Context) -> Expr:
@@ -178,7 +167,7 @@ def _with_columns(m: Coded, contraction: Matmul, ctx: Context) -> Expr:
         rows = ceildiv(k, size)
 
         def body(row: Int, at: Int) -> tuple[list[Int], Expr]:
-            return [], rewrite(value, {inner: _below(row * size, k), column: _below(at, n)})
+            return [], rewrite(value, {inner: below(row * size, k), column: below(at, n)})
 
         node = ctx.packed("shared", ld.node, [rows, wide], body, None if value is ld else value.dtype)
         return load(node, [of(inner) // size, of(column)])
@@ -275,7 +264,7 @@ def line_fields(name: str, x: Operand, words: int) -> list[tuple[str, Int]]:
 
 
 def elements_of_word(node: Node) -> int:
-    return _WORD // node.bits if isinstance(node, Coded) else _WORD // (8 * node.dtype.size)
+    return WORD // node.bits if isinstance(node, Coded) else WORD // (8 * node.dtype.size)
 
 
 def words_of_vector(x: Operand, k: Int, team: int) -> int:
@@ -318,7 +307,7 @@ def become_numbers_straight(m: Coded) -> bool:
 def become_numbers_alike(one: Coded, other: Coded) -> bool:
     """Whether kernels that read both in this way can make numbers of their codes by the same statement."""
     return (
-        (one.bits, one.per_line) == (other.bits, other.per_line)
+        one.words.is_like(other.words)
         and one.dtype is other.dtype
         and _numbers_straight(one) == _numbers_straight(other)
     )
@@ -332,7 +321,7 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
         line, at = Var("line", m.column.extent), Var("at", as_int(m.per_line // _VECTOR))
         count = _VECTOR * elements_of_word(m)
         with _literal_sizes(w.kernel):
-            vector = _lines_word(w.kernel, m, f"line * {m.per_line // _VECTOR} + at", _VECTOR)
+            vector = m.words.fetched(w.kernel, "line", "at", _VECTOR, _VECTOR)
             places: dict[Atom, Int] = {m.inner: of(at) * count, m.column: of(line)}
             value, common = _hoisted(m, count)
             bits, statements = _shared_affine(
@@ -352,6 +341,7 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
         f"    static uint first(uint x) {{ return {first}; }}\n"
         f"    static uint4 words(int x, uint line, uint at)\n    {{\n{words}        return uint4(0);\n    }}\n"
         f"    static uint2 shared(int x, uint line, uint at)\n    {{\n{shared}        return uint2(0);\n    }}\n"
+        f"    static uint4 together(uint4 words, uint at) {{ return {matrices[0].words.together('words', 'at', _VECTOR)}; }}\n"
         f"    static uint4 numbers8(uint word, uint2 shared) {{ return {_numbers_straight(matrices[0])}; }}\n}};\n"
     )
 
@@ -394,26 +384,22 @@ def _lines4(kernel: KernelBuilder, m: Coded) -> tuple[str, str]:
         Var("part", as_int(m.parts)),
     )
     shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
-    word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')}{shift}"
+    word = f"({m.words.together(m.words.fetched(kernel, 'line', 'step', 1, 2), 'step', 1)}.x{shift})"
     inner = of(step) * (m.parts * LANES) + of(part) * LANES
     text = _decoded(kernel, m, word, _named(line, step, part), inner, line)
     return text, "        return line4(i, line, block + step, part);\n"  # a block is one step
 
 
 def _columns4(kernel: KernelBuilder, m: Coded) -> tuple[str, str]:
-    size, first = block_of(m), f"line * {m.per_line // _TEXEL}"
+    size = block_of(m)
     line, part = Var("line", ceildiv(m.column.extent, LANES)), Var("part", as_int(LANES))
     step = Var("step", ceildiv(m.inner.extent, LANES))
-    inner = _below(of(step) * LANES + of(part), m.inner.extent)
-    word = _word_of_columns(kernel, m, f"{first} + step / {m.parts}", "step")
-    one = _decoded(kernel, m, word, _named(line, step, part), inner, line)
+    inner = below(of(step) * LANES + of(part), m.inner.extent)
+    one = _decoded(kernel, m, _word_of_columns(kernel, m, None), _named(line, step, part), inner, line)
     block, step = Var("block", ceildiv(m.inner.extent, LANES * size)), Var("step", as_int(size))
-    inner = _below(of(block) * (LANES * size) + of(step) * LANES + of(part), m.inner.extent)
-    if size % m.parts == 0:
-        word = _word_of_columns(kernel, m, f"{first} + block * {size // m.parts} + step / {m.parts}", "step")
-    else:
-        word = _word_of_columns(kernel, m, f"{first} + (block * {size} + step) / {m.parts}", f"(block * {size} + step)")
-    return one, _decoded(kernel, m, word, _named(line, block, step, part), inner, line)
+    inner = below(of(block) * (LANES * size) + of(step) * LANES + of(part), m.inner.extent)
+    other = _decoded(kernel, m, _word_of_columns(kernel, m, size), _named(line, block, step, part), inner, line)
+    return one, other
 
 
 _BLOCK = 8
@@ -442,7 +428,7 @@ def _coded_lines(kernel: KernelBuilder, m: Coded, words: int) -> str:
     numbers, scale = _factored(value, m.code)
     word = f"words.x >> (part * {LANES * m.bits})" if m.parts > 1 else "words.x"
     with _literal_sizes(kernel):
-        vector = _widened(_lines_word(kernel, m, f"line * {m.per_line // words} + at", words), words)
+        vector = m.words.fetched(kernel, "line", "at", words, _VECTOR)
         text = _decoded(
             kernel,
             replace(m, value=numbers),
@@ -458,6 +444,7 @@ def _coded_lines(kernel: KernelBuilder, m: Coded, words: int) -> str:
         e.line(f"return {e.value(scale)};")
     return (
         f"    static uint4 words(uint b, uint line, uint at) {{ return {vector}; }}\n"
+        f"    static uint4 together(uint4 words, uint at) {{ return {m.words.together('words', 'at', words)}; }}\n"
         f"    static uint2 shared(uint line, uint at)\n    {{\n{statements}"
         f"        return uint2({bits});\n    }}\n    static uint4 powers() {{ return {_powers(m.bits)}; }}\n"
         "    static float4 numbers4(uint4 words, uint part, uint4 powers, uint2 shared, uint line, uint four)\n"
@@ -476,6 +463,7 @@ def _lines_of_numbers(kernel: KernelBuilder, name: str, node: Node, words: int) 
         numbers = f"float4({short}.unpack(words.x), {short}.unpack(words.y))"
     return (
         f"    static uint4 words(uint b, uint line, uint at) {{ return {loaded}; }}\n"
+        "    static uint4 together(uint4 words, uint at) { return words; }\n"
         "    static uint2 shared(uint line, uint at) { return uint2(0); }\n"
         "    static uint4 powers() { return uint4(0); }\n"
         "    static float4 numbers4(uint4 words, uint part, uint4 powers, uint2 shared, uint line, uint four)\n    {\n"
@@ -568,27 +556,28 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
     affine = _affine(m, value, shared)
     functions = ""
     with _literal_sizes(kernel):
-        first = [_lines_word(kernel, m, f"line * {m.per_line} + {words} * step + {k}") for k in range(words)]
+        first = m.words.fetched(kernel, "line", "step", words, 2)
         if affine is not None:
             bits, loads_text = _shared_affine(kernel, affine, shared, names, at)
             call = f"halves_of_codes{m.bits}<{int(affine.in_halves)}>"
-            made = ", ".join(f"{call}(fetched[{k}], {m.low}.0f, fetched.z, fetched.w)" for k in range(words))
+            made = ", ".join(f"{call}(words[{k}], {m.low}.0f, fetched.z, fetched.w)" for k in range(words))
             made = f"return uint4({made});" if words > 1 else f"return {made};"
         else:
             bits, loads_text = _shared_bits(kernel, shared, names, at)
             for part in range(2):
-                word = f"fetched.x >> {part * LANES * m.bits}" if m.parts == 2 else f"fetched[{part}]"
+                word = f"words.x >> {part * LANES * m.bits}" if m.parts == 2 else f"words[{part}]"
                 inner = of(step) * count + part * LANES
                 text = _decoded(kernel, replace(m, value=value), word, names, inner, line, "fetched.zw")
-                functions += (
-                    f"    static float4 four{part}(uint4 fetched, uint line, uint step)\n    {{\n{text}    }}\n"
-                )
+                taken = "uint2 words, uint4 fetched, uint line, uint step"
+                functions += f"    static float4 four{part}({taken})\n    {{\n{text}    }}\n"
             packed = ", ".join(f"{SHORT[m.dtype]}.pack({x})" for x in ("a.xy", "a.zw", "b.xy", "b.zw"))
-            made = f"float4 a = four0(fetched, line, step), b = four1(fetched, line, step);\n        return uint4({packed});"
+            fours = ", ".join(f"{x} = four{part}(words, fetched, line, step)" for part, x in enumerate("ab"))
+            made = f"float4 {fours};\n        return uint4({packed});"
     return (
         functions + "    static uint4 fetch8(uint i, uint line, uint step)\n    {\n"
-        f"{loads_text}        return uint4({', '.join([*first, *['0'] * (2 - len(first))])}, {bits});\n    }}\n"
-        f"    static uint4 line8(uint4 fetched, uint line, uint step)\n    {{\n        {made}\n    }}\n"
+        f"{loads_text}        return uint4({first}, {bits});\n    }}\n"
+        "    static uint4 line8(uint4 fetched, uint line, uint step)\n    {\n"
+        f"        uint2 words = {m.words.together('fetched.xy', 'step', words)}.xy;\n        {made}\n    }}\n"
     )
 
 
@@ -646,31 +635,35 @@ def _shared_affine(
     return ", ".join([*texts, *["0"] * (2 - len(texts))]), e.text()
 
 
-def _lines_word(kernel: KernelBuilder, m: Coded, at: str, words: int = 1) -> str:
-    """The text of a word of codes, or of a vector of 2 or 4 words."""
-    kind = f"uint{words}" if words > 1 else "int" if m.words.dtype is DType.int32 else "uint"
-    flipped = f" ^ {m.flip:#x}u" if m.flip else ""
-    text = f"{kernel.bind(m.words, kind)}[{at}]"
-    return f"({text if words > 1 else f'uint({text})'}{flipped})"
-
-
-def _word_of_columns(kernel: KernelBuilder, m: Coded, at: str, step: str) -> str:
-    """The word with the codes of four columns for a part of a step. Texels have four words. at, step: the texts of which texel and
-    which step.
+def _word_of_columns(kernel: KernelBuilder, m: Coded, size: int | None) -> str:
+    """The word with the codes of four columns for a `part` of a `step`, of a `block` of so many steps if a size is given. Texels
+    have four words.
     """
-    which = f"({step} % {m.parts} * {LANES // m.parts} + part / {m.parts})" if m.parts > 1 else "part"
-    shift = f" >> (part % {m.parts} * {LANES * m.bits})" if m.parts > 1 else ""
-    words = (
-        f"asuint({kernel.bind(m.words, 'float4', texel=True)}[{at}])"
-        if kernel.texel
-        else f"uint4({kernel.bind(m.words, 'int4')}[{at}])"
-    )
-    return f"one_of({words}, {which}){shift}"
+    found: list[str] = []
+    for k, (node, width) in enumerate(zip(m.words.nodes, m.words.widths, strict=True)):
+        fours = WORD // width // LANES  # of a word
+        whole = size is None or size % fours == 0
+        step = "step" if whole else f"(block * {size} + step)"
+        before = f" + block * {size // fours}" if size is not None and whole else ""
+        at = f"line * {m.per_line * m.parts // fours // _TEXEL}{before} + {step} / {fours}"
+        texel = (
+            f"asuint({kernel.bind(node, 'float4', texel=True)}[{at}])"
+            if kernel.texel
+            else f"uint4({kernel.bind(node, 'int4')}[{at}])"
+        )
+        if fours <= LANES:
+            place = f"{step} % {fours} * {LANES // fours} + part / {fours}" if fours > 1 else "part"
+            which = f"(part % {fours})"
+        else:
+            place = f"{step} / {fours // LANES} % {_TEXEL}"
+            which = f"({step} % {fours // LANES} * {LANES} + part)"
+        found.append(m.words.four(k, f"one_of({texel}, {place})", which))
+    return " | ".join(found)
 
 
 def _places(bits: int) -> list[int]:
     """Where the bits of four codes are in a word when they become numbers: the first ones are where they lie."""
-    return [i * bits if (i + 1) * bits <= _MANTISSA else i * bits - _WORD // 2 for i in range(LANES)]
+    return [i * bits if (i + 1) * bits <= _MANTISSA else i * bits - WORD // 2 for i in range(LANES)]
 
 
 def _powers(bits: int) -> str:
@@ -695,7 +688,7 @@ def _decoded(
     if m.by_columns:
         column, padded = of(line) * LANES + of(lane), inner
     else:
-        column, padded = of(line), _below(inner + of(lane), m.inner.extent)
+        column, padded = of(line), below(inner + of(lane), m.inner.extent)
     at: dict[Atom, Int] = {m.inner: padded, m.column: column}
     e = Emitter(kernel, names, of(lane), _placed(shared) if shared else None, indent="        ")
     e.uniform = {n.id for n in _HOISTED.values()}

@@ -30,9 +30,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class BlockedMatrix:
-    """codes: int8 [rows, columns], or uint8 with several codes of `bits` bits in a byte, the lowest one first. upper: the same for
-    `above` further bits. low: what is added to the codes. numbers: the table of 8 bits each that codes are looked up in, None: they
-    are the numbers.
+    """codes: int8 [rows, columns], or uint8 with several codes of `bits` bits in a byte: 4 bits alone the lowest one first, others
+    by fours (`pack_by_fours`). upper: the same for `above` further bits. low: what is added to the codes. numbers: the table of 8
+    bits each that codes are looked up in, None: they are the numbers.
     """
 
     columns: int
@@ -49,6 +49,11 @@ class BlockedMatrix:
     @property
     def rows(self) -> int:
         return int(self.codes.shape[0])
+
+    @property
+    def by_fours(self) -> bool:
+        """Whether codes lie by fours."""
+        return self.bits not in (4, 8) or self.upper is not None
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +93,17 @@ def pack(codes: Array, bits: int) -> Array:
     return packed
 
 
+def pack_by_fours(codes: Array, bits: int) -> Array:
+    """Codes [*, n] of 1, 2 or 4 bits: four neighbours in four bytes, the next four above them. n is a multiple of how many 32 bits
+    have.
+    """
+    count = 8 // bits
+    fours = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, count, 4)
+    parts = fours << (np.arange(count, dtype=np.uint8) * bits)[:, None]
+    packed: Array = np.bitwise_or.reduce(parts, -2)
+    return packed.reshape(*codes.shape[:-1], -1)
+
+
 def _rows(x: Array) -> Array:
     """[rows, blocks, *] -> [rows, all of a row]."""
     return np.ascontiguousarray(x.reshape(x.shape[0], -1))
@@ -119,8 +135,8 @@ def _q5_0(b: Array) -> dict[str, Any]:
         block=32,
         bits=4,
         low=-16,
-        codes=pack(_nibbles(q), 4),
-        upper=pack(_fifth(h), 1),
+        codes=pack_by_fours(_nibbles(q), 4),
+        upper=pack_by_fours(_fifth(h), 1),
         above=1,
         scale=Parameter(_half(d)),
     )
@@ -129,8 +145,8 @@ def _q5_0(b: Array) -> dict[str, Any]:
 def _q5_1(b: Array) -> dict[str, Any]:
     d, m, h, q = _split(b, 2, 2, 4, 16)
     return dict(
-        block=32, bits=4, codes=pack(_nibbles(q), 4), upper=pack(_fifth(h), 1), above=1, scale=Parameter(_half(d)),
-        offset=Parameter(_half(m)),
+        block=32, bits=4, codes=pack_by_fours(_nibbles(q), 4), upper=pack_by_fours(_fifth(h), 1), above=1,
+        scale=Parameter(_half(d)), offset=Parameter(_half(m)),
     )  # fmt: skip
 
 
@@ -153,7 +169,7 @@ def _q2_k(b: Array) -> dict[str, Any]:
     return dict(
         block=16,
         bits=2,
-        codes=pack(_twos(q), 2),
+        codes=pack_by_fours(_twos(q), 2),
         scale=Parameter(_half(d), scale, 4),
         offset=Parameter(-_half(m), minimum, 4),
     )
@@ -170,8 +186,8 @@ def _q3_k(b: Array) -> dict[str, Any]:
         block=16,
         bits=2,
         low=-4,
-        codes=pack(_twos(q), 2),
-        upper=pack(bit, 1),
+        codes=pack_by_fours(_twos(q), 2),
+        upper=pack_by_fours(bit, 1),
         above=1,
         scale=Parameter(_half(d), scales),
     )
@@ -207,8 +223,8 @@ def _q5_k(b: Array) -> dict[str, Any]:
     scale, minimum = _six_bits(s)
     bit = (h[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(*h.shape[:-1], 256)
     return dict(
-        block=32, bits=4, codes=pack(_halves(q), 4), upper=pack(bit, 1), above=1, scale=Parameter(_half(d), scale),
-        offset=Parameter(-_half(m), minimum),
+        block=32, bits=4, codes=pack_by_fours(_halves(q), 4), upper=pack_by_fours(bit, 1), above=1,
+        scale=Parameter(_half(d), scale), offset=Parameter(-_half(m), minimum),
     )  # fmt: skip
 
 
@@ -216,7 +232,7 @@ def _q6_k(b: Array) -> dict[str, Any]:
     q, h, s, d = _split(b, 128, 64, 16, 2)
     low = _nibbles(q.reshape(*q.shape[:-1], 2, 64)).reshape(*q.shape[:-1], 256)
     return dict(
-        block=16, bits=4, low=-32, codes=pack(low, 4), upper=pack(_twos(h), 2), above=2,
+        block=16, bits=4, low=-32, codes=pack_by_fours(low, 4), upper=pack_by_fours(_twos(h), 2), above=2,
         scale=Parameter(_half(d), s.view(np.int8)),
     )  # fmt: skip
 

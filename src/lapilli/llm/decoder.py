@@ -85,7 +85,7 @@ class PackedWeight(Weight):
         self.columns, self.block, self.bits, self.above, self.low = (
             value.columns, value.block, value.bits, value.above, value.low
         )  # fmt: skip
-        self.numbers = value.numbers
+        self.numbers, self.by_fours = value.numbers, value.by_fours
         self.codes = nn.Buffer(torch.from_numpy(value.codes))
         self.upper = None if value.upper is None else nn.Buffer(torch.from_numpy(value.upper))
         self.scale, self.offset = _Parameter(value.scale), None if value.offset is None else _Parameter(value.offset)
@@ -93,7 +93,7 @@ class PackedWeight(Weight):
     def forward(self) -> Tensor:
         codes = self.codes
         if self.bits < 8:
-            codes = UNPACK(codes, self.low, self.columns, self.bits, self.upper, self.above)
+            codes = UNPACK(codes, self.low, self.columns, self.bits, self.upper, self.above, self.by_fours)
         if self.numbers is not None:
             codes = LOOK_UP(codes, self.numbers)
         value: Tensor = DEQUANTIZE(codes, self.scale(), None, [1, self.block], torch.float32)

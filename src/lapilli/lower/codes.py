@@ -61,30 +61,34 @@ def quantize(
     return call.map(body)
 
 
-def _bits_of(packed: Node, at: Sequence[Int], bits: int) -> Expr:
+def _bits_of(packed: Node, at: Sequence[Int], bits: int, by_fours: bool) -> Expr:
     """The number of some bits at an index, several in a byte."""
     *rows, column = at
     count = 8 // bits
-    shift = index(column % count * bits)
-    return binary("bitand", binary("shr", load(packed, [*rows, column // count]), shift), (1 << bits) - 1)
+    byte, place = (column // (4 * count) * 4 + column % 4, column // 4) if by_fours else (column // count, column)
+    shift = index(place % count * bits)
+    return binary("bitand", binary("shr", load(packed, [*rows, byte]), shift), (1 << bits) - 1)
 
 
-def code_of(packed: Node, at: Sequence[Int], low: int) -> Expr:
-    """The code of four bits at an index, two in a byte."""
-    return binary("add", _bits_of(packed, at, 4), low)
+def code_of(planes: Sequence[tuple[Node, int]], at: Sequence[Int], low: int, by_fours: bool) -> Expr:
+    """The code at an index. planes: bytes that hold its bits, and how many of them, the lowest ones first."""
+    code, above = None, 0
+    for packed, bits in planes:
+        part = _bits_of(packed, at, bits, by_fours)
+        code = part if code is None else binary("bitor", code, binary("shl", part, above))
+        above += bits
+    assert code is not None
+    return binary("add", code, low)
 
 
 @lowering(UNPACK)
-def unpack(call: Call, packed: Node, low: int, _: int, bits: int = 4, upper: Node | None = None, above: int = 0) -> Map:
+def unpack(
+    call: Call, packed: Node, low: int, _: int, bits: int = 4, upper: Node | None = None, above: int = 0,
+    by_fours: bool = False,
+) -> Map:  # fmt: skip
     """uint8 [*, ceil(n * bits / 8)] and perhaps [*, ceil(n * above / 8)] -> codes [*, n]."""
-
-    def body(*at: Int) -> Expr:
-        code = _bits_of(packed, at, bits)
-        if upper is not None:
-            code = binary("bitor", code, binary("shl", _bits_of(upper, at, above), bits))
-        return binary("add", code, low)
-
-    return call.map(body)
+    planes = [(packed, bits), *([(upper, above)] if upper is not None else [])]
+    return call.map(lambda *at: code_of(planes, at, low, by_fours))
 
 
 @lowering(LOOK_UP)

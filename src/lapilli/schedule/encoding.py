@@ -27,40 +27,64 @@ class Dense:
 class Blocks:
     """A matrix that is decoded from integers of few bits and parameters shared by a block: scales, zero points.
 
-    code: the integer of element (inner, column), in [low, low + 2**bits). value: the element, as an expression of `code`. Any
+    code: the integer of element (inner, column), in [low, low + 2**width). value: the element, as an expression of `code`. Any
     decoding is accepted: signed and unsigned codes, integer or float zero points, two codes to a byte.
     """
 
     code: Expr
     value: Expr
     low: int
-    bits: int
+    width: int
 
-    def lying(self, contraction: Matmul, layouts: Mapping[int, Layout]) -> tuple[Node | None, int, int]:
-        """The weight [column, inner] whose bytes are the codes, packed from the lowest bits on; which bits of a word are inverted;
-        and what the lowest code then is. None if there is no such constant, and no such weight is given.
-        """
-        found = loads(self.code)
-        node = found[0].node if len(found) == 1 else None
-        if node is None or not is_weight(node) or node.rank != 2 or node.dtype not in (DType.int8, DType.uint8):
-            return None, 0, 0
+    @property
+    def bits(self) -> int:
+        """Bits of a code where none are apart: 4 or 8."""
+        return next(b for b in _BITS if self.width <= b)
+
+    def lying(self, contraction: Matmul, layouts: Mapping[int, Layout]) -> Lying | None:
+        """The weights [column, inner] whose bytes are the codes; None if there are none."""
+        nodes = list({ld.node.id: ld.node for ld in loads(self.code)}.values())
+        columns, terms = contraction.column.extent, contraction.inner.extent
         at = of(contraction.column), of(contraction.inner)
-        if layouts.get(node.id) != Layout.of(node.shape, range(2)) or any(
-            a.extent == 1 for a in (contraction.column, contraction.inner)
-        ):
-            return None, 0, 0
-        if node.shape[1] != ceildiv(contraction.inner.extent * self.bits, 8):
-            return None, 0, 0  # some of its columns
-        if self.bits == 8 and self.code is load(node, at):
-            return (node, 0x80808080, -128) if node.dtype is DType.int8 else (node, 0, 0)
-        if self.bits == 4 and self.code is code_of(node, at, self.low):
-            return node, 0, self.low
-        return None, 0, 0
+        planes: list[tuple[Node, int]] = []
+        for node in nodes:
+            if not is_weight(node) or node.rank != len(at) or node.dtype not in (DType.int8, DType.uint8):
+                return None
+            if layouts.get(node.id) != Layout.of(node.shape, range(2)) or columns == 1 or terms == 1:
+                return None
+            width = next((b for b in (8, 4, 2, 1) if node.shape[1] == ceildiv(terms * b, 8)), None)
+            if width is None:
+                return None  # some of its columns
+            planes.append((node, width))
+        planes.sort(key=lambda plane: -plane[1])
+        found = tuple(node for node, _ in planes)
+        widths = tuple(width for _, width in planes)
+        if widths == (8,) and self.width > _MOST_APART and self.code is load(nodes[0], at):
+            return Lying(found, widths, 0x80808080, -128) if nodes[0].dtype is DType.int8 else Lying(found, widths)
+        by_fours = widths != (4,)
+        if sum(widths) == self.width and self.code is code_of(planes, at, self.low, by_fours):
+            return Lying(found, widths, 0, self.low)
+        return None
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Codes as they lie. nodes: bytes with so many bits of each code, the lowest ones first; by fours (`lower.codes`) unless one
+    has 4 or 8. flip: bits of a word that are inverted before it is taken apart; low: what the lowest code then is.
+    """
+
+    nodes: tuple[Node, ...]
+    widths: tuple[int, ...]
+    flip: int = 0
+    low: int = 0
 
 
 Encoding = Dense | Blocks
 DENSE = Dense()
 _BITS = (4, 8)
+"""Bits of codes that are not apart."""
+_MOST_APART = 6
+"""Up to so many bits a code takes less memory than a byte."""
 
 
 def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int, Task]) -> Encoding:
@@ -75,34 +99,41 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
     )
     if value is None or value.dtype is not DType.float32:  # integers are multiplied as they are
         return DENSE
-    found: list[tuple[int, int, Expr]] = []
+    found: list[tuple[int, int, int, Expr]] = []
     for e in walk(value, through_indirect=False):
         if e.dtype is DType.int32 and loads(e) and _runs(e, contraction.inner):
             low, high = Ranges().expr(e)
             bits = next((b for b in _BITS if high - low < 1 << b), None)
             if bits is not None:
-                found.append((bits, int(low), e))
+                found.append((bits, max(int(high - low).bit_length(), 1), int(low), e))
     for fewest in _BITS:  # a code of more bits may consist of parts that have few
         # The largest first: arguments precede the expressions that contain them.
-        for low, code in ((low, e) for bits, low, e in reversed(found) if bits == fewest):
+        for width, low, code in ((width, low, e) for bits, width, low, e in reversed(found) if bits == fewest):
             shared = set(loads(value)) - set(loads(code))
             if not any(_runs(ld, contraction.inner) for ld in shared) and not _is_part(code, value, contraction.inner):
-                return Blocks(code, value, low, fewest)
+                return Blocks(code, value, low, width)
     return DENSE
 
 
 def _is_part(code: Expr, value: Expr, inner: Var) -> bool:
-    """Whether what lies around a code takes other bits apart, those of a wider code: it depends on the place in a block."""
-
+    """Whether integers around a code take other bits apart, those of a wider code: they depend on the place in a block. (Floats
+    beside it may as well: scales are codes themselves.)
+    """
     seen = {code.id}  # expressions share parts: each is looked at once
 
-    def visit(e: Expr) -> bool:
+    def takes_apart(e: Expr) -> bool:
         if e.id in seen or isinstance(e, Load):
             return False
         seen.add(e.id)
-        return any(reads(i, inner) for i in ints_of(e)) or any(map(visit, e.args))
+        return any(reads(i, inner) for i in ints_of(e)) or any(map(takes_apart, e.args))
 
-    return visit(value)
+    around: set[int] = {code.id}
+    for e in walk(value, through_indirect=False):  # arguments precede the expressions that contain them
+        if not isinstance(e, Load) and any(a.id in around for a in e.args):
+            around.add(e.id)
+            if not e.dtype.is_float and takes_apart(e):
+                return True
+    return False
 
 
 def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
