@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lapilli.custom_operators import define
@@ -60,6 +62,25 @@ def _taken(packed: Tensor, size: int, bits: int, by_fours: bool) -> Tensor:
         fours = torch.stack([p.reshape(*p.shape[:-1], -1, 4) for p in parts], -2)
         return fours.flatten(-3)[..., :size].to(torch.int16)
     return torch.stack(parts, -1).flatten(-2)[..., :size].to(torch.int16)
+
+
+def pack(codes: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Codes [*, n] of a few bits, several in a byte, the lowest one first. n is a multiple of their number."""
+    count = 8 // bits
+    parts = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, count) << (np.arange(count, dtype=np.uint8) * bits)
+    packed: NDArray[Any] = np.bitwise_or.reduce(parts, -1)
+    return packed
+
+
+def pack_by_fours(codes: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Codes [*, n] of 1, 2 or 4 bits: four neighbours in four bytes, the next four above them. n is a multiple of how many 32 bits
+    have.
+    """
+    count = 8 // bits
+    fours = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, count, 4)
+    parts = fours << (np.arange(count, dtype=np.uint8) * bits)[:, None]
+    packed: NDArray[Any] = np.bitwise_or.reduce(parts, -2)
+    return packed.reshape(*codes.shape[:-1], -1)
 
 
 def type_of_codes(low: int, bits: int) -> torch.dtype:

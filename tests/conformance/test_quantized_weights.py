@@ -48,7 +48,7 @@ class Weights(torch.nn.Module):
 
     def __init__(self, n: int, k: int, form: Format, writes: str) -> None:
         super().__init__()
-        low, high = (-8, 8) if form.bits == 4 else (-128, 128)
+        low, high = -(1 << form.bits - 1), 1 << form.bits - 1
         self.form, self.writes, self.low, self.high = form, writes, low, high - 1
         blocks = 1 if form.group <= 0 else -(-k // form.group)
         shape = (n, blocks) if form.group else (1, 1)
@@ -59,9 +59,10 @@ class Weights(torch.nn.Module):
 
     @property
     def ideal(self) -> int:
-        """Bytes of codes and parameters."""
+        """Bytes of codes and parameters. Codes take 4 or 8 bits where rows are no whole words, and those of 7 do."""
         n, k = self.q.shape
-        rows = (k + 1) // 2 if self.form.bits == 4 else k
+        bits = self.form.bits if k % 32 == 0 and self.form.bits < 7 else 4 if self.form.bits <= 4 else 8
+        rows = (k * bits + 7) // 8
         scales = self.s.numel() * (self.s.element_size() + (1 if self.form.zero else 0))
         return n * rows + scales
 
@@ -148,7 +149,9 @@ def check(
 FORMATS = {
     "4 bits, groups": Format(4, 32, False), "4 bits, groups, zero points": Format(4, 32, True),
     "4 bits, rows": Format(4, -1, False), "8 bits, rows": Format(8, -1, False), "8 bits, groups": Format(8, 64, True),
-    "8 bits, one scale": Format(8, 0, True), "4 bits, halves": Format(4, 32, False, True),
+    "8 bits, one scale": Format(8, 0, True), "4 bits, halves": Format(4, 32, False, True), "6 bits, groups": Format(6, 16, False),
+    "5 bits, rows, zero points": Format(5, -1, True), "3 bits, halves": Format(3, 32, True, True),
+    "2 bits, one scale": Format(2, 0, False), "1 bit": Format(1, 32, True),
 }  # fmt: skip
 
 
@@ -175,7 +178,7 @@ def any_linear(seed: int) -> tuple[Linear, torch.Tensor, str, list[torch.Tensor]
     n = r.choice((1, 3, 17, 64, 130, 257))
     k = r.choice((2, 8, 20, 33, 64, 100, 129, 264, 512))
     group = r.choice((0, -1, 8, 12, 32, 64, 50))
-    form = Format(r.choice((4, 8)), -1 if group > k else group, r.random() < 0.5, r.random() < 0.25)
+    form = Format(r.choice((4, 8, r.randrange(1, 9))), -1 if group > k else group, r.random() < 0.5, r.random() < 0.25)
     model = Linear(n, k, form, r.choice(("decomposed", "blocks")), r.random() < 0.5)
     shape = r.choice(((1,), (2,), (7,), (8,), (9,), (40,), (2, 3), (1, 1), (3, 1, 5)))
     real = torch.float16 if form.half else torch.float32

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
-from lapilli.code_operators import UNPACK
+from lapilli.code_operators import UNPACK, pack, pack_by_fours
 from lapilli.codegen import tiles
 from lapilli.codegen.tiles import MatrixTile
-from lapilli.llm.blocks import pack, pack_by_fours
 from lapilli.target import TARGETS
 
 _CODES = (

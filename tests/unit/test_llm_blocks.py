@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lapilli.llm.blocks import NAMES, of_gguf, of_numbers, pack
+from lapilli.code_operators import pack
+from lapilli.llm.blocks import NAMES, of_gguf, of_numbers
 from lapilli.llm.decoder import Weight
 
 

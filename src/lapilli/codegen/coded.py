@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from lapilli.codegen.code_words import BYTE, WORD, CodeWords, below, bits_of, packed_words, widths_of
+from lapilli.codegen.code_words import BYTE, WORD, CodeWords, below, bits_in_word, packed_words, widths_of
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SHORT, Wrapper, source, source8
@@ -106,18 +106,20 @@ def _coded(
 
 
 def _lines(v: MatmulView, blocks: Blocks, contraction: Matmul, ctx: Context) -> Coded:
-    lying = blocks.lying(contraction, ctx.layouts)
-    widths = widths_of(blocks.width) if lying is None else lying.widths
+    lying, widths = blocks.lying(contraction, ctx.layouts), widths_of(blocks.width)
     if v.k % (WORD // min(widths)) != 0:  # not whole words
-        lying, widths = None, (blocks.bits,)
-    bits = bits_of(widths)
+        widths = (blocks.bits,)
+    if lying is not None and sum(lying.widths) == sum(widths) and v.k % (WORD // min(lying.widths)) == 0:
+        widths = lying.widths
+    else:
+        lying = None
+    bits = bits_in_word(widths)
     count = WORD // bits
     per_line = _fixed(ceildiv(v.k, count))
     if lying is not None:
         return _made(v, blocks, contraction, CodeWords(lying.nodes, widths, bits, per_line, lying.flip), lying.low)
-    words = packed_words(
-        blocks, contraction, ctx, widths, (v.n, per_line), lambda n, w, i: (n, w * count + i)
-    )  # fmt: skip
+    shape = v.n, per_line
+    words = packed_words(blocks, contraction, ctx, widths, shape, lambda n, w, i: (n, w * count + i))
     return _made(v, blocks, contraction, words, blocks.low)
 
 
@@ -131,11 +133,11 @@ def _columns(v: MatmulView, blocks: Blocks, contraction: Matmul, ctx: Context) -
     widths = widths_of(blocks.width)
     if v.k % (LANES * BYTE // min(widths)) != 0:  # not whole texels
         widths = (blocks.bits,)
-    steps = WORD // bits_of(widths) // LANES  # of a word
+    steps = WORD // bits_in_word(widths) // LANES  # of a word
     per_line = _fixed(ceildiv(ceildiv(v.k, LANES) * LANES, steps * _TEXEL) * _TEXEL)
     words = packed_words(
         blocks, contraction, ctx, widths, (ceildiv(v.n, LANES), per_line),
-        lambda n4, w, i: (n4 * LANES + i % LANES, w * steps + i // LANES),
+        lambda n4, w, i: (n4 * LANES + i % LANES, w * steps + i // LANES), blocks.lying(contraction, ctx.layouts),
     )  # fmt: skip
     made = _made(v, blocks, contraction, words, blocks.low)
     made.by_columns = True

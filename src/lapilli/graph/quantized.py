@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
-from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK, type_of_codes
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK, pack, pack_by_fours, type_of_codes
 from lapilli.graph.module import Module
 
 aten = torch.ops.aten
@@ -224,14 +225,37 @@ def narrow_zero_points(module: Module) -> None:
     module.clean()
 
 
-_FEW_VALUES = 16
+_NIBBLE, _BYTE, _LINE = 4, 8, 32
+"""Bits; and columns that are whole words of codes, whatever bits these have."""
 _MATRIX = 2
 _READ_CODES = (DEQUANTIZE, aten._to_copy.default)
+_LAYERS = (aten.linear.default, aten.embedding.default)
+
+
+def _widths(node: fx.Node, codes: Tensor, width: int) -> tuple[int, ...]:
+    """How many bits each tensor has that codes of so many bits are packed in; none, if they stay as they are. Weights of layers
+    take as many as they need; what else there is, scales that are codes for one, is read a byte at a time.
+    """
+    found = {0: (1,), 1: (1,), 2: (2,), 3: (2, 1), 5: (4, 1), 6: (4, 2)}.get(width, ())
+    of_layers = all(user.target is DEQUANTIZE and all(u.target in _LAYERS for u in user.users) for user in node.users)
+    if found and of_layers and codes.dim() == _MATRIX and codes.shape[1] % _LINE == 0:
+        return found
+    return (_NIBBLE,) if width <= _NIBBLE else ()
+
+
+def _least(low: int, high: int, count: int) -> int:
+    """The code that is stored as 0, of so many, which must all be numbers of one type of bytes."""
+    if -count // 2 <= low and high < count // 2:
+        return -count // 2
+    if low >= 0 and high < count:
+        return 0
+    ends = (torch.iinfo(torch.int8).max + 1, 1 << _BYTE)
+    return min(low, next(end for end in ends if high < end) - count)
 
 
 def pack_codes(module: Module) -> int:
-    """Packs constants of at most sixteen neighbouring integers that are only dequantized or converted, two in a byte. Returns
-    their number.
+    """Packs constants of few neighbouring integers that are only dequantized or converted, as `lapilli::unpack` reads them: 16 of
+    any shape, 64 and fewer of matrices. Returns their number.
     """
     packed = 0
     for node, value in list(module.constants.items()):
@@ -244,24 +268,28 @@ def pack_codes(module: Module) -> int:
         if any(user.target not in _READ_CODES or user.args[0] is not node for user in node.users):
             continue
         low, high = (int(v) for v in value.aminmax())
-        if high - low >= _FEW_VALUES:
+        widths = _widths(node, value, (high - low).bit_length())
+        if not widths:
             continue
-        # All sixteen codes must be numbers of one type of bytes.
-        edge = (
-            torch.iinfo(torch.int8).max + 1 - _FEW_VALUES if high <= torch.iinfo(torch.int8).max else 256 - _FEW_VALUES
-        )
-        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else min(low, edge)
+        width = sum(widths)
+        low = _least(low, high, 1 << width)
         rows = value.flatten(1) if value.dim() > _MATRIX else value  # filters have few or odd columns
-        codes = (rows.to(torch.int16) - low).to(torch.uint8)
-        codes = torch.nn.functional.pad(codes, (0, rows.shape[-1] % 2))
-        both = module.add_constant(codes[..., ::2] | codes[..., 1::2] << 4, f"{node.name}_packed")
+        codes = np.pad((rows.to(torch.int16) - low).numpy(), ((0, 0),) * (rows.dim() - 1) + ((0, -rows.shape[-1] % 2),))
+        by_fours, place = widths != (_NIBBLE,), 0
+        given: list[Any] = []
+        for bits in widths:
+            part = codes >> place & (1 << bits) - 1
+            part = pack_by_fours(part, bits) if by_fours else pack(part, bits)
+            given += [module.add_constant(torch.from_numpy(part), f"{node.name}_packed{place or ''}"), bits]
+            place += bits
         first = next(n for n in module.graph.nodes if n.op != "placeholder")
         with module.graph.inserting_before(first):
-            new = module.graph.call_function(UNPACK, (both, low, rows.shape[-1]))
-            new.meta["val"] = torch.empty_like(rows, dtype=type_of_codes(low, 4), device="meta")
+            both, bits, upper, above = [*given, None, 0][:4]
+            new = module.graph.call_function(UNPACK, (both, low, rows.shape[-1], bits, upper, above, by_fours))
+            new.meta["val"] = torch.empty_like(rows, dtype=type_of_codes(low, width), device="meta")
             if rows is not value:
                 new = module.graph.call_function(aten.reshape.default, (new, list(value.shape)))
-                new.meta["val"] = torch.empty_like(value, dtype=type_of_codes(low, 4), device="meta")
+                new.meta["val"] = torch.empty_like(value, dtype=type_of_codes(low, width), device="meta")
         for user in list(node.users):
             user.args = (new, *user.args[1:])
         packed += 1

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lapilli.code_operators import pack, pack_by_fours
+
 Array = NDArray[Any]
 
 
@@ -83,25 +85,6 @@ def _half(raw: Array) -> Array:
 def _split(raw: Array, *sizes: int) -> list[Array]:
     ends = np.cumsum(sizes)
     return [raw[..., end - size : end] for end, size in zip(ends, sizes, strict=True)]
-
-
-def pack(codes: Array, bits: int) -> Array:
-    """Codes [*, n] of a few bits, several in a byte, the lowest one first. n is a multiple of their number."""
-    count = 8 // bits
-    parts = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, count) << (np.arange(count, dtype=np.uint8) * bits)
-    packed: Array = np.bitwise_or.reduce(parts, -1)
-    return packed
-
-
-def pack_by_fours(codes: Array, bits: int) -> Array:
-    """Codes [*, n] of 1, 2 or 4 bits: four neighbours in four bytes, the next four above them. n is a multiple of how many 32 bits
-    have.
-    """
-    count = 8 // bits
-    fours = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, count, 4)
-    parts = fours << (np.arange(count, dtype=np.uint8) * bits)[:, None]
-    packed: Array = np.bitwise_or.reduce(parts, -2)
-    return packed.reshape(*codes.shape[:-1], -1)
 
 
 def _rows(x: Array) -> Array:

@@ -61,8 +61,8 @@ def quantize(
     return call.map(body)
 
 
-def _bits_of(packed: Node, at: Sequence[Int], bits: int, by_fours: bool) -> Expr:
-    """The number of some bits at an index, several in a byte."""
+def bits_of(packed: Node, at: Sequence[Int], bits: int, by_fours: bool) -> Expr:
+    """The number of some bits at an index, of which a byte has several: of neighbours, or by fours (`code_operators.py`)."""
     *rows, column = at
     count = 8 // bits
     byte, place = (column // (4 * count) * 4 + column % 4, column // 4) if by_fours else (column // count, column)
@@ -74,7 +74,7 @@ def code_of(planes: Sequence[tuple[Node, int]], at: Sequence[Int], low: int, by_
     """The code at an index. planes: bytes that hold its bits, and how many of them, the lowest ones first."""
     code, above = None, 0
     for packed, bits in planes:
-        part = _bits_of(packed, at, bits, by_fours)
+        part = bits_of(packed, at, bits, by_fours)
         code = part if code is None else binary("bitor", code, binary("shl", part, above))
         above += bits
     assert code is not None

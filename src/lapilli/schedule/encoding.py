@@ -38,7 +38,7 @@ class Blocks:
 
     @property
     def bits(self) -> int:
-        """Bits of a code where none are apart: 4 or 8."""
+        """Of a code in a word, if one node has all of them: 4 or 8."""
         return next(b for b in _BITS if self.width <= b)
 
     def lying(self, contraction: Matmul, layouts: Mapping[int, Layout]) -> Lying | None:
@@ -59,18 +59,22 @@ class Blocks:
         planes.sort(key=lambda plane: -plane[1])
         found = tuple(node for node, _ in planes)
         widths = tuple(width for _, width in planes)
-        if widths == (8,) and self.width > _MOST_APART and self.code is load(nodes[0], at):
+        if widths == (8,) and self.code is load(nodes[0], at):
             return Lying(found, widths, 0x80808080, -128) if nodes[0].dtype is DType.int8 else Lying(found, widths)
         by_fours = widths != (4,)
-        if sum(widths) == self.width and self.code is code_of(planes, at, self.low, by_fours):
+        if (
+            len(widths) <= _MOST_NODES
+            and sum(widths) == self.width
+            and self.code is code_of(planes, at, self.low, by_fours)
+        ):
             return Lying(found, widths, 0, self.low)
         return None
 
 
 @dataclass(frozen=True)
 class Lying:
-    """Codes as they lie. nodes: bytes with so many bits of each code, the lowest ones first; by fours (`lower.codes`) unless one
-    has 4 or 8. flip: bits of a word that are inverted before it is taken apart; low: what the lowest code then is.
+    """Codes as they lie. nodes: bytes with so many bits of each code, the lowest ones first; by fours (`lower.codes`) unless it is
+    a single node of 4 or 8. flip: bits of a word that are inverted before it is taken apart; low: what the lowest code then is.
     """
 
     nodes: tuple[Node, ...]
@@ -82,9 +86,10 @@ class Lying:
 Encoding = Dense | Blocks
 DENSE = Dense()
 _BITS = (4, 8)
-"""Bits of codes that are not apart."""
-_MOST_APART = 6
-"""Up to so many bits a code takes less memory than a byte."""
+"""Of codes that lie in one node, as kernels take them apart."""
+_MOST_NODES = 2
+_NEIGHBOURS = (1, 2, 4, 8)
+"""Places in a block that differ where parts of codes are taken apart; blocks that share a scale are longer."""
 
 
 def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int, Task]) -> Encoding:
@@ -116,24 +121,22 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
 
 
 def _is_part(code: Expr, value: Expr, inner: Var) -> bool:
-    """Whether integers around a code take other bits apart, those of a wider code: they depend on the place in a block. (Floats
-    beside it may as well: scales are codes themselves.)
+    """Whether what lies around a code takes other bits apart, those of a wider code: it depends on the place in a block, and
+    differs between neighbours. (Scales may be codes themselves, whose place depends on the block.)
     """
     seen = {code.id}  # expressions share parts: each is looked at once
 
-    def takes_apart(e: Expr) -> bool:
+    def visit(e: Expr) -> bool:
         if e.id in seen or isinstance(e, Load):
             return False
         seen.add(e.id)
-        return any(reads(i, inner) for i in ints_of(e)) or any(map(takes_apart, e.args))
-
-    around: set[int] = {code.id}
-    for e in walk(value, through_indirect=False):  # arguments precede the expressions that contain them
-        if not isinstance(e, Load) and any(a.id in around for a in e.args):
-            around.add(e.id)
-            if not e.dtype.is_float and takes_apart(e):
+        if any(reads(i, inner) for i in ints_of(e)):
+            first = rewrite(e, {inner: 0})
+            if any(rewrite(e, {inner: k}) is not first for k in _NEIGHBOURS):
                 return True
-    return False
+        return any(map(visit, e.args))
+
+    return visit(value)
 
 
 def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
