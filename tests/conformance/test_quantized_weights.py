@@ -217,6 +217,49 @@ def test_tied_embedding(plan: str) -> None:
         )
 
 
+class OfPackedZeros(torch.nn.Module):
+    """A layer whose zero points are codes of a few bits as well, several in a byte, as ONNX's MatMulNBits has them."""
+
+    w: torch.Tensor
+    s: torch.Tensor
+    z: torch.Tensor
+
+    def __init__(self, n: int, k: int, bits: int, block: int) -> None:
+        super().__init__()
+        self.k, self.bits, self.block = k, bits, block
+        self.register_buffer("w", torch.randint(0, 256, (n, k * bits // 8), dtype=torch.uint8))
+        self.register_buffer("s", torch.rand(n, k // block) / 64 + 0.01)
+        self.register_buffer("z", torch.randint(0, 256, (n, k // block * bits // 8), dtype=torch.uint8))
+
+    def weight(self, kind: torch.dtype) -> torch.Tensor:
+        codes = torch.ops.lapilli.unpack(self.w, 0, self.k, self.bits)
+        zeros = torch.ops.lapilli.unpack(self.z, 0, self.k // self.block, self.bits)
+        found: torch.Tensor = torch.ops.lapilli.dequantize(codes, self.s.to(kind), zeros, [1, self.block], kind)
+        return found
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight(x.dtype))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("bits, block", [(4, 16), (4, 128), (2, 32)])
+def test_zero_points_of_few_bits(bits: int, block: int, plan: str) -> None:
+    """Their place in a byte depends on the block, and is not taken for that of further bits of a code."""
+    torch.manual_seed(0)
+    model = OfPackedZeros(200, 1024, bits, block)
+    ideal = sum(b.nbytes for b in model.buffers()) + (0 if plan != "cpu-fp32" else 4 * model.s.numel())
+    precision: Literal["fp16", "fp32"] = "fp16" if plan == "gpu-fp16-matrix" else "fp32"
+    w = model.weight(torch.float64)
+    for rows in (1, 20):
+        x = torch.randn(rows, 1024)
+        with lapilli.compile(model, (x,), target=plan, precision=precision, fallback="error") as program:
+            # Sums round once a term, decoding twice; rows, scales, weights and results, if they are halves.
+            unit = 2.0**-24 * 1040 + (2.0**-11 * 4 if precision == "fp16" else 0)
+            bound = x.abs().double() @ w.abs().mT * unit
+            assert ((program(x).double() - x.double() @ w.mT).abs() <= bound).all()
+            assert program.memory().constants <= 1.05 * ideal
+
+
 def test_convolution_keeps_codes_in_the_file() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
