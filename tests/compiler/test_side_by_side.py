@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lapilli.capture import capture
+from lapilli.code_operators import DEQUANTIZE, UNPACK
 from lapilli.codegen.coded import Coded
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.kernel import KernelSource
@@ -280,6 +281,23 @@ def test_scales_that_are_no_halves_are_floats(kind: str, statement: str) -> None
 
     _, kernels = scheduled(One(), 16, 2048)
     assert f"pairs_of_codes{statement}(word" in kernels[-1].source
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_zero_points_that_are_nibbles_are_read_once_for_a_vector(block: int) -> None:
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes = nn.Buffer(torch.randint(0, 256, (2048, 1024), dtype=torch.uint8))
+            self.zeros = nn.Buffer(torch.randint(0, 256, (2048, 1024 // block), dtype=torch.uint8))
+            self.scale = nn.Buffer(torch.rand(2048, 2048 // block))
+
+        def forward(self, x: Tensor) -> Tensor:
+            zeros = UNPACK(self.zeros, 0, 2048 // block)
+            return F.linear(x, DEQUANTIZE(UNPACK(self.codes, 0, 2048), self.scale, zeros, [1, block], x.dtype))
+
+    _, kernels = scheduled(One(), 16, 2048)
+    assert "pairs_of_codes4<2>(word" in kernels[-1].source
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_rows_that_lie_across_memory(rows: int, turned: bool, taken: Taken) -> N
 
 
 def test_random_codes() -> None:
-    kinds = {kind for seed in (4, 20, 26, 32, 34) for kind in random_codes.check(seed, PLAN)}
+    kinds = {kind for seed in (4, 9, 20, 26, 32, 34) for kind in random_codes.check(seed, PLAN)}
     assert kinds >= {"straight in 1 parts", "straight in 2 parts", "shared memory in 1 parts"}, kinds
 
 

@@ -37,8 +37,9 @@ _ENDS = (nn.Identity, nn.Identity, nn.ReLU, nn.SiLU, nn.GELU)
 class Case:
     """rows: of the input, in one or two dimensions; group: terms that a scale is for; codes: bits, and from which number to which;
     by_fours: whether codes of a few bits lie so; half: whether scales are halves; offset: whether something is added to each
-    weight, a number for each scale; end: what follows; halves: whether the input is halves, and so is what the model computes;
-    turned: whether rows lie across memory; units: of the GPU; strange: what is not finite.
+    weight, a number for each scale; zero: what zero points are, which may lie two in a byte; end: what follows; halves: whether the
+    input is halves, and so is what the model computes; turned: whether rows lie across memory; units: of the GPU; strange: what is
+    not finite.
     """
 
     rows: tuple[int, ...]
@@ -49,6 +50,7 @@ class Case:
     by_fours: bool
     half: bool
     offset: bool
+    zero: str
     bias: bool
     end: int
     residual: bool
@@ -68,7 +70,8 @@ def case(seed: int) -> Case:
     return Case(
         rows, r.choice((24, 60, 64, 96, 100, 128, 130, 200, 300)), terms, group, r.choice(_CODES),
         r.random() < 0.7, r.random() < 0.8,
-        r.random() < 0.15, r.random() < 0.5, r.randrange(len(_ENDS)), r.random() < 0.3, r.random() < 0.6, r.random() < 0.2,
+        (offset := r.random() < 0.15), "" if offset else r.choice(("", "", "int8", "nibbles", "float")),
+        r.random() < 0.5, r.randrange(len(_ENDS)), r.random() < 0.3, r.random() < 0.6, r.random() < 0.2,
         r.choice((1, 1, 2, 5, 9)),
         r.choice(("", "", "", "", "scale", "row", "infinite row")),
     )  # fmt: skip
@@ -102,6 +105,12 @@ class Layer(nn.Module):
         self.register_buffer("scale", scale.to(kind))
         # No weight is zero: of an infinity it would make NaN, if it is exactly that.
         self.register_buffer("offset", (scale.nan_to_num(posinf=1) * 2.7).to(kind))
+        self.zero: Tensor
+        zeros = torch.randint(max(low, -128), min(high - 1, 127), groups)  # not the highest code, of which a row is
+        if given.zero == "nibbles":
+            zeros = torch.randint(0, 256, (given.columns, -(-groups[1] // 2)))
+        kinds = {"": torch.int8, "int8": torch.int8, "nibbles": torch.uint8, "float": torch.float32}
+        self.register_buffer("zero", zeros.to(kinds[given.zero]))
         self.bias = nn.Parameter(torch.randn(given.columns).half().float())
         self.end = _ENDS[given.end]()
 
@@ -116,7 +125,13 @@ class Layer(nn.Module):
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         given = self.given
-        w = self.codes().reshape(given.columns, -1, given.group).to(dtype) * self.scale.to(dtype)
+        w = self.codes().reshape(given.columns, -1, given.group).to(dtype)
+        if given.zero == "nibbles":
+            groups = given.terms // given.group
+            w = w - UNPACK(self.zero, 0, groups)[..., None].to(dtype)
+        elif given.zero:
+            w = w - self.zero.to(dtype)
+        w = w * self.scale.to(dtype)
         w = w + self.offset.to(dtype) if given.offset else w
         return w.reshape(given.columns, given.terms)
 

@@ -350,8 +350,8 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
 
 def _numbers_straight(m: Coded) -> str:
     """The statement that makes numbers of a word."""
-    in_halves = _known_affine(m, *_hoisted(m, _VECTOR * elements_of_word(m))).in_halves
-    return f"pairs_of_codes{m.bits}<{int(in_halves)}>(word, {m.low}.0f, shared[0], shared[1])"
+    form = _known_affine(m, *_hoisted(m, _VECTOR * elements_of_word(m))).form
+    return f"pairs_of_codes{m.bits}<{form}>(word, {m.low}.0f, shared[0], shared[1])"
 
 
 @contextmanager
@@ -490,21 +490,20 @@ def _hoisted(m: Coded, count: int) -> tuple[Expr, list[Expr]]:
     inside = set(loads(m.code))
     parts: dict[Expr, Expr] = {}
     seen: set[int] = set()
+    vector, place = Var("vector", ceildiv(m.inner.extent, count)), Var("place", as_int(count))
 
-    def is_shared(ld: Load) -> bool:
-        if ld in inside:
-            return False
-        size = _block(ld, m.inner) if reads_any(ld, m.inner) else count
-        return size is not None and size % count == 0
+    def is_shared(e: Expr) -> bool:
+        """Whether it is the same at any place of a vector, as a scale that is some bits of a byte is, too."""
+        moved = rewrite(e, {m.inner: of(vector) * count + of(place)})
+        return not any(reads(i, place) for part in walk(moved) for i in ints_of(part))
 
     def visit(e: Expr) -> None:
         if e.id in seen:
             return
         seen.add(e.id)
         read = loads(e)
-        places = any(ints_of(part) for part in walk(e) if not isinstance(part, Load))
-        known = e.dtype in (DType.float32, DType.int32) and not places and all(map(is_shared, read))
-        if read and known and len(parts) < _PLACES:
+        known = e.dtype in (DType.float32, DType.int32) and inside.isdisjoint(read)
+        if read and known and len(parts) < _PLACES and is_shared(e):
             parts[e] = load(_HOISTED[len(parts), e.dtype], ())
         elif not isinstance(e, Load):
             for part in e.args:
@@ -561,7 +560,7 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
         first = m.words.fetched(kernel, "line", "step", words, 2)
         if affine is not None:
             bits, loads_text = _shared_affine(kernel, affine, shared, names, at)
-            call = f"halves_of_codes{m.bits}<{int(affine.in_halves)}>"
+            call = f"halves_of_codes{m.bits}<{affine.form}>"
             made = ", ".join(f"{call}(words[{k}], {m.low}.0f, fetched.z, fetched.w)" for k in range(words))
             made = f"return uint4({made});" if words > 1 else f"return {made};"
         else:
@@ -587,13 +586,21 @@ _EXACT = 2048
 """Up to which halves hold all integers. Codes become some by a difference from 1024."""
 
 
+_WITH_OFFSET, _IN_HALVES, _LESS_ZERO = range(3)
+"""Forms of `code_pair` in operands.slang."""
+
+
 @dataclass(frozen=True)
 class _Affine:
-    """Codes times a scale, plus an offset: which of what neighbours share these are. in_halves: both are halves."""
+    """Codes times a scale, plus an offset, or less a zero point before: which of what neighbours share these are."""
 
     scale: int
-    offset: int | None
-    in_halves: bool
+    other: int | None
+    form: int
+
+    @property
+    def in_halves(self) -> bool:
+        return self.form == _IN_HALVES
 
 
 def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
@@ -610,10 +617,15 @@ def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
             return None
         offset = places[added]
     numbers, scale = _factored(value, m.code)
+    zero: int | None = None
+    if offset is None and isinstance(numbers, Op) and numbers.op == "sub" and numbers.args[1] in places:
+        numbers, zero = numbers.args[0], places[numbers.args[1]]
     if scale not in places or numbers is not cast_to(m.code, DType.float32):
         return None
+    if zero is not None:
+        return _Affine(places[scale], zero, _LESS_ZERO)
     used = [shared[places[scale]], *([shared[offset]] if offset is not None else [])]
-    return _Affine(places[scale], offset, all(map(_is_half, used)))
+    return _Affine(places[scale], offset, _IN_HALVES if all(map(_is_half, used)) else _WITH_OFFSET)
 
 
 def _known_affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine:
@@ -629,10 +641,12 @@ def _is_half(e: Expr) -> bool:
 def _shared_affine(
     kernel: KernelBuilder, affine: _Affine, shared: Sequence[Expr], names: dict[Atom, str], at: Mapping[Atom, Int]
 ) -> tuple[str, str]:
-    """The texts of two words with a scale and an offset, as halves if they are some, and the statements before them."""
+    """The texts of two words with a scale and what is added or subtracted, as halves if they are some, and the statements before
+    them.
+    """
     e = Emitter(kernel, names, None, indent="        ")
     pack = "Halves.pack(float2({}, 0.0f))" if affine.in_halves else "asuint({})"
-    places = [affine.scale, *([affine.offset] if affine.offset is not None else [])]
+    places = [affine.scale, *([affine.other] if affine.other is not None else [])]
     texts = [pack.format(e.value(rewrite(shared[k], at))) for k in places]
     return ", ".join([*texts, *["0"] * (2 - len(texts))]), e.text()
 
