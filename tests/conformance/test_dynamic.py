@@ -150,13 +150,17 @@ def test_new_sizes_only_record_again(target: str, monkeypatch: pytest.MonkeyPatc
     small = program.memory()
     submit(4096)
     assert program.memory().arena > 100 * small.arena
-    new, known = [], []
-    for _ in range(15):
-        new.append(submit(16))
-        known.append(submit(16))
-        submit(17)
+    new, known, limit = [], [], 1e-3  # 0.2 to 0.4 ms are usual: docs/notes/dynamic.md
+    for _ in range(8):
+        for _ in range(15):
+            new.append(submit(16))
+            known.append(submit(16))
+            submit(17)
+        if min(new) - min(known) < limit:
+            break
+        time.sleep(0.5)  # the machine may be busy for a while: the least of several spells counts
     assert native.info()["pipeline_cache"] == pipelines
-    assert min(new) - min(known) < 1e-3  # 0.2 to 0.4 ms are usual: docs/notes/dynamic.md
+    assert min(new) - min(known) < limit
 
 
 CASES: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
