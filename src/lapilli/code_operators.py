@@ -83,6 +83,14 @@ def pack_by_fours(codes: NDArray[Any], bits: int) -> NDArray[Any]:
     return packed.reshape(*codes.shape[:-1], -1)
 
 
+def widths_of(bits: int) -> tuple[int, ...]:
+    """The bits of each tensor that codes of so many bits are packed in, by fours unless there is one of 4 or 8. Two tensors at
+    most: kernels have no room for more.
+    """
+    found = tuple(b for b in (4, 2, 1) if max(bits, 1) & b)
+    return found if bits < 7 else (8,)
+
+
 def type_of_codes(low: int, bits: int) -> torch.dtype:
     """The type that holds codes of some bits from the lowest one on."""
     return torch.int8 if low + (1 << bits) - 1 <= torch.iinfo(torch.int8).max else torch.uint8

@@ -21,15 +21,13 @@ WORD = 32
 BYTE = WORD // LANES
 BYTES = 0x01010101
 """One in each byte of a word."""
-_MOST_NODES = 2
-"""With bits of the same codes: of each, kernels keep a word at least, and `ILine8` has room for two."""
 
 
 @dataclass(frozen=True)
 class CodeWords:
     """nodes: a row for each line, with so many bits (`widths`) of each code, the lowest ones first. bits: of a code in the words
-    that kernels take apart. Codes lie by fours (`lower.codes`) unless one node has all of these. per_line: such words of a line.
-    flip: bits of one that are inverted before it is taken apart.
+    that kernels take apart. Codes lie by fours (`code_operators.py`) unless one node has all of these. per_line: such words of a
+    line. flip: bits of one that are inverted before it is taken apart.
     """
 
     nodes: tuple[Node, ...]
@@ -90,12 +88,6 @@ class CodeWords:
                 found[k].append(f"({moved} & {BYTES * ((1 << width) - 1) << place:#x}u)")
             first += max(words // apart, 1)
         return f"uint4({', '.join([*(' | '.join(parts) for parts in found), *['0'] * (4 - words)])})"
-
-
-def widths_of(width: int) -> tuple[int, ...]:
-    """The bits of nodes that hold codes of so many bits."""
-    found = tuple(b for b in (4, 2, 1) if width & b)
-    return found if 0 < len(found) <= _MOST_NODES and width < BYTE else (BYTE,)
 
 
 def bits_in_word(widths: Sequence[int]) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from lapilli.codegen.code_words import BYTE, WORD, CodeWords, below, bits_in_word, packed_words, widths_of
+from lapilli.code_operators import widths_of
+from lapilli.codegen.code_words import BYTE, WORD, CodeWords, below, bits_in_word, packed_words
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SHORT, Wrapper, source, source8
@@ -109,9 +110,7 @@ def _lines(v: MatmulView, blocks: Blocks, contraction: Matmul, ctx: Context) -> 
     lying, widths = blocks.lying(contraction, ctx.layouts), widths_of(blocks.width)
     if v.k % (WORD // min(widths)) != 0:  # not whole words
         widths = (blocks.bits,)
-    if lying is not None and sum(lying.widths) == sum(widths) and v.k % (WORD // min(lying.widths)) == 0:
-        widths = lying.widths
-    else:
+    if lying is not None and (lying.widths != widths or v.k % (WORD // min(widths)) != 0):
         lying = None
     bits = bits_in_word(widths)
     count = WORD // bits
@@ -598,10 +597,6 @@ class _Affine:
     other: int | None
     form: int
 
-    @property
-    def in_halves(self) -> bool:
-        return self.form == _IN_HALVES
-
 
 def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
     """What neighbours' codes are multiplied by and what is added to them, if that is all, and results are halves."""
@@ -645,7 +640,7 @@ def _shared_affine(
     them.
     """
     e = Emitter(kernel, names, None, indent="        ")
-    pack = "Halves.pack(float2({}, 0.0f))" if affine.in_halves else "asuint({})"
+    pack = "Halves.pack(float2({}, 0.0f))" if affine.form == _IN_HALVES else "asuint({})"
     places = [affine.scale, *([affine.other] if affine.other is not None else [])]
     texts = [pack.format(e.value(rewrite(shared[k], at))) for k in places]
     return ", ".join([*texts, *["0"] * (2 - len(texts))]), e.text()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK, pack, pack_by_fours, type_of_codes
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK, pack, pack_by_fours, type_of_codes, widths_of
 from lapilli.graph.module import Module
 
 aten = torch.ops.aten
@@ -236,9 +236,9 @@ def _widths(node: fx.Node, codes: Tensor, width: int) -> tuple[int, ...]:
     """How many bits each tensor has that codes of so many bits are packed in; none, if they stay as they are. Weights of layers
     take as many as they need; what else there is, scales that are codes for one, is read a byte at a time.
     """
-    found = {0: (1,), 1: (1,), 2: (2,), 3: (2, 1), 5: (4, 1), 6: (4, 2)}.get(width, ())
+    found = widths_of(width)
     of_layers = all(user.target is DEQUANTIZE and all(u.target in _LAYERS for u in user.users) for user in node.users)
-    if found and of_layers and codes.dim() == _MATRIX and codes.shape[1] % _LINE == 0:
+    if sum(found) < _BYTE and of_layers and codes.dim() == _MATRIX and codes.shape[1] % _LINE == 0:
         return found
     return (_NIBBLE,) if width <= _NIBBLE else ()
 

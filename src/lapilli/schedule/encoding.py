@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lapilli.code_operators import widths_of
 from lapilli.ir.axes import index_of
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, reads, rewrite, walk
@@ -61,20 +62,16 @@ class Blocks:
         widths = tuple(width for _, width in planes)
         if widths == (8,) and self.code is load(nodes[0], at):
             return Lying(found, widths, 0x80808080, -128) if nodes[0].dtype is DType.int8 else Lying(found, widths)
-        by_fours = widths != (4,)
-        if (
-            len(widths) <= _MOST_NODES
-            and sum(widths) == self.width
-            and self.code is code_of(planes, at, self.low, by_fours)
-        ):
+        if widths == widths_of(self.width) and self.code is code_of(planes, at, self.low, widths != (4,)):
             return Lying(found, widths, 0, self.low)
         return None
 
 
 @dataclass(frozen=True)
 class Lying:
-    """Codes as they lie. nodes: bytes with so many bits of each code, the lowest ones first; by fours (`lower.codes`) unless it is
-    a single node of 4 or 8. flip: bits of a word that are inverted before it is taken apart; low: what the lowest code then is.
+    """Codes as they lie. nodes: bytes with so many bits of each code, the lowest ones first; by fours (`code_operators.py`) unless
+    it is a single node of 4 or 8. flip: bits of a word that are inverted before it is taken apart; low: what the lowest code then
+    is.
     """
 
     nodes: tuple[Node, ...]
@@ -87,7 +84,6 @@ Encoding = Dense | Blocks
 DENSE = Dense()
 _BITS = (4, 8)
 """Of codes that lie in one node, as kernels take them apart."""
-_MOST_NODES = 2
 _NEIGHBOURS = (1, 2, 4, 8)
 """Places in a block that differ where parts of codes are taken apart; blocks that share a scale are longer."""
 
