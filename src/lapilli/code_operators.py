@@ -124,7 +124,7 @@ def _unpacked(
 
 
 def _look_up(codes: Tensor, numbers: Sequence[int]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int8, device=codes.device)[codes.long()]
+    return torch.tensor(numbers, dtype=torch.float32, device=codes.device)[codes.long()]
 
 
 def _power_of_two(exponents: Tensor, bias: int) -> Tensor:
@@ -178,7 +178,7 @@ define(
 )  # fmt: skip
 define(
     "look_up(Tensor codes, int[] numbers) -> Tensor",
-    _look_up, lambda codes, numbers: torch.empty_like(codes, dtype=torch.int8),
+    _look_up, lambda codes, numbers: torch.empty_like(codes, dtype=torch.float32),
 )  # fmt: skip
 define(
     "power_of_two(Tensor exponents, int bias) -> Tensor",
@@ -197,7 +197,10 @@ DEQUANTIZE: Any = torch.ops.lapilli.dequantize.default
 QUANTIZE: Any = torch.ops.lapilli.quantize.default
 UNPACK: Any = torch.ops.lapilli.unpack.default
 LOOK_UP: Any = torch.ops.lapilli.look_up.default
-"""codes from 0 to 15, which of 16 numbers of 8 bits each stands for -> int8."""
+"""codes from 0 to 15, which of 16 numbers of 8 bits each stands for -> float32."""
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Tables for which kernels have a formula: GGUF's of its formats IQ4, and twice the floats of 4 bits of MXFP4 and NVFP4."""
 POWER_OF_TWO: Any = torch.ops.lapilli.power_of_two.default
 """uint8 exponents and what they are too large by, 127 to 149 -> float32."""
 DECODERS = (DEQUANTIZE, UNPACK, LOOK_UP, POWER_OF_TWO)

@@ -266,7 +266,10 @@ def test_layers_that_are_alike_have_one_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "statement"), [("Q4_0", "4<1>"), ("Q4_K", "4<0>"), ("Q8_0", "8<1>"), ("Q6_K", "8<0>")]
+    ("kind", "statement"), [
+        ("Q4_0", "4<1, 0>"), ("Q4_K", "4<0, 0>"), ("Q8_0", "8<1, 0>"), ("Q6_K", "8<0, 0>"),
+        ("IQ4_NL", "4<1, 1>"), ("IQ4_XS", "4<0, 1>"), ("MXFP4", "4<0, 2>"),
+    ]
 )
 def test_scales_that_are_no_halves_are_floats(kind: str, statement: str) -> None:
     """Those of K-quants are products, which a half would round for all codes of a block alike."""
@@ -297,7 +300,7 @@ def test_zero_points_that_are_nibbles_are_read_once_for_a_vector(block: int) -> 
             return F.linear(x, DEQUANTIZE(UNPACK(self.codes, 0, 2048), self.scale, zeros, [1, block], x.dtype))
 
     _, kernels = scheduled(One(), 16, 2048)
-    assert "pairs_of_codes4<2>(word" in kernels[-1].source
+    assert "pairs_of_codes4<2, 0>(word" in kernels[-1].source
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
-from lapilli.code_operators import UNPACK, pack, pack_by_fours
+from lapilli.code_operators import E2M1, LOOK_UP, NONLINEAR, UNPACK, pack, pack_by_fours
 from lapilli.codegen import tiles
 from lapilli.codegen.tiles import MatrixTile
 from lapilli.target import TARGETS
@@ -39,7 +39,7 @@ class Case:
     by_fours: whether codes of a few bits lie so; half: whether scales are halves; offset: whether something is added to each
     weight, a number for each scale; zero: what zero points are, which may lie two in a byte; end: what follows; halves: whether the
     input is halves, and so is what the model computes; turned: whether rows lie across memory; units: of the GPU; strange: what is
-    not finite.
+    not finite; table: of the numbers that codes stand for, if they do.
     """
 
     rows: tuple[int, ...]
@@ -58,6 +58,10 @@ class Case:
     turned: bool
     units: int
     strange: str
+    table: tuple[int, ...] = ()
+
+
+_TABLES = ((), NONLINEAR, NONLINEAR, E2M1, E2M1, tuple(range(-128, 128, 17)))
 
 
 def case(seed: int) -> Case:
@@ -67,7 +71,7 @@ def case(seed: int) -> Case:
     )
     terms = r.choice((32, 96, 128, 256, 288, 416, 512, 544, 1056, 1024, 2048, 2080))
     group = r.choice([g for g in (16, 32, 32, 64, 64, 128, 128, terms) if terms % g == 0])
-    return Case(
+    made = Case(
         rows, r.choice((24, 60, 64, 96, 100, 128, 130, 200, 300)), terms, group, r.choice(_CODES),
         r.random() < 0.7, r.random() < 0.8,
         (offset := r.random() < 0.15), "" if offset else r.choice(("", "", "int8", "nibbles", "float")),
@@ -75,6 +79,7 @@ def case(seed: int) -> Case:
         r.choice((1, 1, 2, 5, 9)),
         r.choice(("", "", "", "", "scale", "row", "infinite row")),
     )  # fmt: skip
+    return replace(made, table=r.choice(_TABLES)) if made.codes == (4, 0, 16) else made
 
 
 class Layer(nn.Module):
@@ -125,7 +130,8 @@ class Layer(nn.Module):
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         given = self.given
-        w = self.codes().reshape(given.columns, -1, given.group).to(dtype)
+        codes = LOOK_UP(self.codes(), given.table) if given.table else self.codes()
+        w = codes.reshape(given.columns, -1, given.group).to(dtype)
         if given.zero == "nibbles":
             groups = given.terms // given.group
             w = w - UNPACK(self.zero, 0, groups)[..., None].to(dtype)

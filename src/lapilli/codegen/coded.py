@@ -22,6 +22,7 @@ from lapilli.ir.expr import Expr, Load, Op, cast_to, const, ints_of, load, loads
 from lapilli.ir.integer import Atom, Int, Quotient, Var, as_int, ceildiv, of
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Matmul, Node
+from lapilli.lower.codes import TABLES
 from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.encoding import Blocks
 from lapilli.schedule.layout import estimate
@@ -349,8 +350,8 @@ def codes_source(w: Wrapper, name: str, matrices: Sequence[Coded], paired: bool)
 
 def _numbers_straight(m: Coded) -> str:
     """The statement that makes numbers of a word."""
-    form = _known_affine(m, *_hoisted(m, _VECTOR * elements_of_word(m))).form
-    return f"pairs_of_codes{m.bits}<{form}>(word, {m.low}.0f, shared[0], shared[1])"
+    affine = _known_affine(m, *_hoisted(m, _VECTOR * elements_of_word(m)))
+    return f"pairs_of_codes{m.bits}<{affine.form}, {affine.table}>(word, {m.low}.0f, shared[0], shared[1])"
 
 
 @contextmanager
@@ -559,7 +560,7 @@ def _line8(kernel: KernelBuilder, m: Coded) -> str:
         first = m.words.fetched(kernel, "line", "step", words, 2)
         if affine is not None:
             bits, loads_text = _shared_affine(kernel, affine, shared, names, at)
-            call = f"halves_of_codes{m.bits}<{affine.form}>"
+            call = f"halves_of_codes{m.bits}<{affine.form}, {affine.table}>"
             made = ", ".join(f"{call}(words[{k}], {m.low}.0f, fetched.z, fetched.w)" for k in range(words))
             made = f"return uint4({made});" if words > 1 else f"return {made};"
         else:
@@ -591,11 +592,14 @@ _WITH_OFFSET, _IN_HALVES, _LESS_ZERO = range(3)
 
 @dataclass(frozen=True)
 class _Affine:
-    """Codes times a scale, plus an offset, or less a zero point before: which of what neighbours share these are."""
+    """Codes times a scale, plus an offset, or less a zero point before: which of what neighbours share these are. table: of which
+    codes stand for the numbers, 0 if they are the numbers.
+    """
 
     scale: int
     other: int | None
     form: int
+    table: int
 
 
 def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
@@ -615,12 +619,14 @@ def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
     zero: int | None = None
     if offset is None and isinstance(numbers, Op) and numbers.op == "sub" and numbers.args[1] in places:
         numbers, zero = numbers.args[0], places[numbers.args[1]]
-    if scale not in places or numbers is not cast_to(m.code, DType.float32):
+    kinds = [cast_to(m.code, DType.float32), *(formula(m.code) for formula in (TABLES.values() if m.low == 0 else ()))]
+    if scale not in places or numbers not in kinds:
         return None
+    table = kinds.index(numbers)
     if zero is not None:
-        return _Affine(places[scale], zero, _LESS_ZERO)
+        return _Affine(places[scale], zero, _LESS_ZERO, table)
     used = [shared[places[scale]], *([shared[offset]] if offset is not None else [])]
-    return _Affine(places[scale], offset, _IN_HALVES if all(map(_is_half, used)) else _WITH_OFFSET)
+    return _Affine(places[scale], offset, _IN_HALVES if all(map(_is_half, used)) else _WITH_OFFSET, table)
 
 
 def _known_affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine:

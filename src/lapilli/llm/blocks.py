@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lapilli.code_operators import pack, pack_by_fours
+from lapilli.code_operators import E2M1, NONLINEAR, pack, pack_by_fours
 
 Array = NDArray[Any]
 
@@ -220,13 +220,9 @@ def _q6_k(b: Array) -> dict[str, Any]:
     )  # fmt: skip
 
 
-_NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-
-
 def _iq4_nl(b: Array) -> dict[str, Any]:
     d, q = _split(b, 2, 16)
-    return dict(block=32, bits=4, codes=pack(_nibbles(q), 4), numbers=_NONLINEAR, scale=Parameter(_half(d)))
+    return dict(block=32, bits=4, codes=pack(_nibbles(q), 4), numbers=NONLINEAR, scale=Parameter(_half(d)))
 
 
 def _iq4_xs(b: Array) -> dict[str, Any]:
@@ -235,13 +231,13 @@ def _iq4_xs(b: Array) -> dict[str, Any]:
     lower = np.stack([low & 15, low >> 4], -1).reshape(*low.shape[:-1], 8)
     scale = (lower | upper.astype(np.uint8) << 4).astype(np.int8) - 32
     codes = _nibbles(q.reshape(*q.shape[:-1], 8, 16)).reshape(*q.shape[:-1], 256)
-    return dict(block=32, bits=4, codes=pack(codes, 4), numbers=_NONLINEAR, scale=Parameter(_half(d), scale))
+    return dict(block=32, bits=4, codes=pack(codes, 4), numbers=NONLINEAR, scale=Parameter(_half(d), scale))
 
 
 def _mxfp4(b: Array) -> dict[str, Any]:
     e, q = _split(b, 1, 16)
     # A bias of 127 and one: the numbers are twice those of the format.
-    return dict(block=32, bits=4, codes=pack(_nibbles(q), 4), numbers=_E2M1, scale=Parameter(e[..., 0], bias=128))
+    return dict(block=32, bits=4, codes=pack(_nibbles(q), 4), numbers=E2M1, scale=Parameter(e[..., 0], bias=128))
 
 
 _FORMATS: dict[str, tuple[int, int, Callable[[Array], dict[str, Any]]]] = {  # elements and bytes of a block

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, QUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, E2M1, LOOK_UP, NONLINEAR, POWER_OF_TWO, QUANTIZE, UNPACK
 from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, embedding, linear
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, narrow, unary, where
@@ -93,7 +93,7 @@ def unpack(
 
 @lowering(LOOK_UP)
 def look_up(call: Call, codes: Node, numbers: Sequence[int]) -> Map:
-    """The number [*] that each code [*] stands for. Raises TypeError if there are not 16 numbers of 8 bits."""
+    """The number [*], float32, that each code [*] stands for. Raises TypeError if there are not 16 numbers of 8 bits."""
     if len(numbers) != 1 << _LOOKED_UP or not all(-128 <= n < 128 for n in numbers):
         raise TypeError(f"a table of codes has 16 numbers from -128 to 127, and this one is {list(numbers)}")
     return call.map(lambda *at: _number(load(codes, at), numbers))
@@ -104,22 +104,48 @@ _LOOKED_UP = 4
 
 
 def _number(code: Expr, numbers: Sequence[int]) -> Expr:
-    """The table is in the kernel's words: kernels have no memory that lanes read apart at the speed of registers."""
-    half = len(numbers) // 2
-    if all(0 <= n < 16 and other == -n for n, other in zip(numbers[:half], numbers[half:], strict=True)):
-        place = binary("shl", binary("bitand", code, half - 1), 2)
-        size = binary("bitand", binary("shr", const(_word(numbers[:half], 4)), place), 15)
-        return where(binary("ge", code, half), unary("neg", size), size)
-    words = [const(_word(numbers[k : k + 4], 8)) for k in range(0, len(numbers), 4)]
+    """A number of a table, in registers alone: kernels have no memory that lanes read apart at their speed."""
+    if tuple(numbers) in TABLES:
+        return TABLES[tuple(numbers)](code)
+    words = [const(_word(numbers[k : k + 4])) for k in range(0, len(numbers), 4)]
     low, high = where(binary("lt", code, 4), *words[:2]), where(binary("lt", code, 12), *words[2:])
-    word = where(binary("lt", code, half), low, high)
+    word = where(binary("lt", code, 8), low, high)
     place = binary("shl", binary("bitand", code, 3), 3)
-    return narrow(binary("shr", word, place), DType.int8)  # with its sign
+    return cast_to(narrow(binary("shr", word, place), DType.int8), DType.float32)  # with its sign
 
 
-def _word(numbers: Sequence[int], bits: int) -> int:
-    """Numbers of a few bits, the first one lowest, as an int32."""
-    word = sum((n & (1 << bits) - 1) << bits * k for k, n in enumerate(numbers))
+_POLYNOMIAL = (0.0015783309936523438, 0.031219482421875, -1.3720703125, 24.171875, -126.5625)
+"""Highest power first. It is 0.46 off the table at most, computed with halves as with floats, whether a step is rounded once or
+twice.
+"""
+
+
+def _nonlinear(code: Expr) -> Expr:
+    """The table's differences grow on both sides, so a polynomial, rounded, is the table."""
+    x = cast_to(code, DType.float32)
+    value = const(_POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        value = value * x + coefficient
+    return unary("round", value)
+
+
+def _e2m1(code: Expr) -> Expr:
+    """Twice a float of a sign, two bits of exponent and one of fraction. These are where those of a float32 would be, but for the
+    numbers below 1, which have no leading one.
+    """
+    bits = binary("add", binary("shl", binary("bitand", code, 7), _FRACTION - 1), _BIAS << _FRACTION)
+    size = unary("as_float", bits)  # 1, 1.5, 2, 3, ...
+    size = binary("at_most", size, size * 2 - 2)  # 0, 1, 2, 3, ...
+    return unary("as_float", binary("bitor", unary("as_int", size), binary("shl", binary("bitand", code, 8), 28)))
+
+
+TABLES: dict[tuple[int, ...], Callable[[Expr], Expr]] = {NONLINEAR: _nonlinear, E2M1: _e2m1}
+"""Formulas of tables; kernels/operands.slang has the same ones for halves, 1 and 2 of `TABLE`."""
+
+
+def _word(numbers: Sequence[int]) -> int:
+    """Numbers of 8 bits, the first one lowest, as an int32."""
+    word = sum((n & 255) << 8 * k for k, n in enumerate(numbers))
     return word - (1 << 32) if word >> 31 else word
 
 
