@@ -266,10 +266,16 @@ def test_layers_that_are_alike_have_one_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "statement"), [
-        ("Q4_0", "4<1, 0>"), ("Q4_K", "4<0, 0>"), ("Q8_0", "8<1, 0>"), ("Q6_K", "8<0, 0>"),
-        ("IQ4_NL", "4<1, 1>"), ("IQ4_XS", "4<0, 1>"), ("MXFP4", "4<0, 2>"),
-    ]
+    ("kind", "statement"),
+    [
+        ("Q4_0", "4<1, 0>"),
+        ("Q4_K", "4<0, 0>"),
+        ("Q8_0", "8<1, 0>"),
+        ("Q6_K", "8<0, 0>"),
+        ("IQ4_NL", "4<1, 1>"),
+        ("IQ4_XS", "4<0, 1>"),
+        ("MXFP4", "4<0, 2>"),
+    ],
 )
 def test_scales_that_are_no_halves_are_floats(kind: str, statement: str) -> None:
     """Those of K-quants are products, which a half would round for all codes of a block alike."""

@@ -254,6 +254,39 @@ def test_weights_of_few_bits_stay_packed(bits: int, block: int, columns: int, ze
     assert pair.program.memory().constants <= 1.05 * (stored + 4 * rows * blocks) + 8192
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("order", ["kept", "turned", "uneven"])
+def test_columns_in_any_order_of_blocks(order: str, zeros: bool, tmp_path: Path) -> None:
+    """As GPTQ orders them (`g_idx`): weights stay packed, unless some block has more columns than others. onnxruntime's CPU then
+    takes 8 for every zero point that lies packed, whatever it is.
+    """
+    rows, columns, block = 700, 330, 32
+    blocks = -(-columns // block)
+    groups = np.arange(columns, dtype=np.int32) // block
+    if order != "kept":
+        np.random.default_rng(0).shuffle(groups)
+    if order == "uneven":
+        groups[:3] = 0
+    constants = {"w": uint8(rows, blocks, block // 2), "s": floats(rows * blocks)}
+    if zeros:
+        constants["z"] = uint8(rows * -(-blocks // 2), seed=1)
+    inputs = ["x", "w", "s", "z" if zeros else "", "g"]
+    nodes = [NODE("MatMulNBits", inputs, ["y"], K=columns, N=rows, bits=4, block_size=block, **MICROSOFT)]
+    pair = Pair(tmp_path, nodes, {"x": floats(3, columns)}, {**constants, "g": groups}, ["y"])
+    if zeros:
+        codes, points = (
+            np.stack([constants[name].reshape(rows, -1) >> shift & 15 for shift in (0, 4)], -1).reshape(rows, -1)
+            for name in "wz"
+        )
+        scale = constants["s"].reshape(rows, blocks).astype(np.float64)
+        matrix = (codes[:, :columns].astype(np.float64) - points[:, groups]) * scale[:, groups]
+        pair.wanted = [(floats(3, columns).astype(np.float64) @ matrix.T).astype(np.float32)]
+    pair.check_close()
+    if order != "uneven":
+        stored = sum(v.nbytes for v in constants.values())
+        assert pair.program.memory().constants <= 1.05 * (stored + 4 * rows * blocks) + 8192
+
+
 @pytest.mark.parametrize("block", [32, 20])
 @pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4, np.uint8])
 def test_weights_of_blocks_keep_their_bits(kind: Any, block: int, tmp_path: Path) -> None:

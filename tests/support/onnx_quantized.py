@@ -314,8 +314,13 @@ def _nbits(r: Generator) -> Random:
         c["z"] = _codes(r, np.uint8, n * -(-blocks * bits // 8))
     elif zeros == 2 and bits == 4:
         c["z"] = (8 + r.standard_normal(n * blocks)).astype(np.float32)
-    nodes = [NODE("MatMulNBits", ["x", *c], ["y"], K=k, N=n, bits=bits, block_size=block, **MICROSOFT)]
     x = floats(*[_one(r, 1, 5) for _ in range(_one(r, 1, 2))], k, seed=_one(r, 0, 999))
+    inputs = ["x", "b", "s", "z" if "z" in c else ""]
+    if bits == 4 and "z" not in c and _one(r, 0, 1):  # onnxruntime ignores zero points then, and has no 8 bits
+        c["g"] = r.permutation(np.arange(k, dtype=np.int32) // block)
+        c["g"][: _one(r, 0, 2)] = 0
+        inputs.append("g")
+    nodes = [NODE("MatMulNBits", inputs, ["y"], K=k, N=n, bits=bits, block_size=block, **MICROSOFT)]
     return Random(nodes, {"x": x}, c, ["y"], codes=False, integers=0)
 
 

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lapilli.capture.onnx.onnx_casts import cast
 from lapilli.capture.onnx.onnx_graph import BITS, DTYPES, FLOAT, UINT8, limits
 from lapilli.capture.onnx.onnx_pooling import CONVOLUTIONS, average_pool, spans
 from lapilli.capture.onnx.onnx_registry import MICROSOFT, OnnxCall, axis_of, operator
+from lapilli.capture.onnx.onnx_values import ConstantTensor
 from lapilli.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE, UNPACK
 from lapilli.errors import CompileError
 
@@ -327,14 +330,23 @@ def matmul_nbits(
     call: OnnxCall, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None = None, groups: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """b: [N, blocks, bytes]; scales, and zero points (packed, or floats): of each block."""
+    """b: [N, blocks, bytes]; scales, and zero points (packed, or floats): of each block. groups: the block of each column."""
     bits, block, rows, columns = call.get("bits", 4), call.get("block_size"), call.get("N"), call.get("K")
     if bits not in (2, 4, 8):
         raise CompileError(f"weights of {bits} bits are not supported; those of 2, 4 and 8 are")
     blocks = (columns + block - 1) // block
     scale, middle = scales.reshape(rows, blocks), 1 << (bits - 1)
     low = -middle if zeros is None else 0  # the zero point is part of the code
-    codes = _codes(b.reshape(rows, -1), columns, bits, low)
+    b = b.reshape(rows, -1)
+    if groups is not None and (order := _order_of_blocks(call.value(_GROUPS), columns, block)) is not None:
+        with _disable_current_modes():
+            is_kept = torch.equal(order, torch.arange(columns))
+        if is_kept:
+            groups = None
+        elif isinstance(stored := call.value(_CODES), ConstantTensor):
+            groups, b = None, call.interpreter.tensor(_with_columns(stored.tensor, order, bits))
+            a = a.index_select(-1, call.interpreter.tensor(ConstantTensor(order)))
+    codes = _codes(b, columns, bits, low)
     zero = zeros
     if zeros is not None and not zeros.is_floating_point():
         zero = _codes(zeros.reshape(rows, -1), blocks, bits, 0)
@@ -347,6 +359,31 @@ def matmul_nbits(
         steps = codes.to(scale.dtype) if zero is None else codes.to(scale.dtype) - zero.to(scale.dtype)[:, at]
         weight = (steps * scale[:, at]).to(a.dtype)
     return torch.nn.functional.linear(a, weight, bias)
+
+
+_CODES, _GROUPS = 1, 4
+"""Inputs of `MatMulNBits`."""
+
+
+def _order_of_blocks(groups: Any, columns: int, block: int) -> Tensor | None:
+    """The order in which columns of a block are neighbours, as scales are. None if the blocks of columns are not known, or have
+    other numbers of them.
+    """
+    if not isinstance(groups, ConstantTensor):
+        return None
+    with _disable_current_modes():
+        given = groups.tensor[:columns].long()
+        order = given.argsort(stable=True)
+        return order if torch.equal(given[order], torch.arange(columns) // block) else None
+
+
+def _with_columns(packed: Tensor, order: Tensor, bits: int) -> ConstantTensor:
+    """[N, blocks, bytes] -> [N, bytes], with codes in another order of columns."""
+    with _disable_current_modes():
+        count = 8 // bits
+        codes = torch.nn.functional.pad(unpacked(packed.flatten(1), bits)[:, order], (0, -len(order) % count))
+        parts = [codes[:, k::count] << (k * bits) for k in range(count)]
+        return ConstantTensor(functools.reduce(torch.bitwise_or, parts))
 
 
 def _codes(x: Tensor, size: int, bits: int, low: int) -> Tensor:
