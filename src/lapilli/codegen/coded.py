@@ -429,17 +429,15 @@ def _coded_lines(kernel: KernelBuilder, m: Coded, words: int) -> str:
     four = Var("four", ceildiv(m.inner.extent, LANES))
     numbers, scale = _factored(value, m.code)
     word = f"words.x >> (part * {LANES * m.bits})" if m.parts > 1 else "words.x"
+    table = _table_of(m, numbers)
     with _literal_sizes(kernel):
         vector = m.words.fetched(kernel, "line", "at", words, _VECTOR)
-        text = _decoded(
-            kernel,
-            replace(m, value=numbers),
-            word,
-            _named(line, four),
-            of(four) * LANES,
-            line,
-            "shared",
-            "powers",
+        text = (
+            f"        return numbers_of_codes4<{table}>({word});\n"
+            if table and kernel.half and m.bits == BYTE // 2
+            else _decoded(
+                kernel, replace(m, value=numbers), word, _named(line, four), of(four) * LANES, line, "shared", "powers"
+            )
         )
         bits, statements = _shared_bits(kernel, shared, names, {m.inner: of(at) * count, m.column: of(line)})
         e = Emitter(kernel, {}, None, _placed("shared"), "        ")
@@ -619,14 +617,19 @@ def _affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine | None:
     zero: int | None = None
     if offset is None and isinstance(numbers, Op) and numbers.op == "sub" and numbers.args[1] in places:
         numbers, zero = numbers.args[0], places[numbers.args[1]]
-    kinds = [cast_to(m.code, DType.float32), *(formula(m.code) for formula in (TABLES.values() if m.low == 0 else ()))]
-    if scale not in places or numbers not in kinds:
+    table = _table_of(m, numbers)
+    if scale not in places or table is None:
         return None
-    table = kinds.index(numbers)
     if zero is not None:
         return _Affine(places[scale], zero, _LESS_ZERO, table)
     used = [shared[places[scale]], *([shared[offset]] if offset is not None else [])]
     return _Affine(places[scale], offset, _IN_HALVES if all(map(_is_half, used)) else _WITH_OFFSET, table)
+
+
+def _table_of(m: Coded, numbers: Expr) -> int | None:
+    """Of which table codes are looked up (`TABLE` in operands.slang), 0 if they are the numbers; None if they are neither."""
+    formulas = [formula(m.code) for formula in TABLES.values()] if m.low == 0 else []
+    return next((k for k, e in enumerate([cast_to(m.code, DType.float32), *formulas]) if e is numbers), None)
 
 
 def _known_affine(m: Coded, value: Expr, shared: Sequence[Expr]) -> _Affine:
