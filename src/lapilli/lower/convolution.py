@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -89,14 +90,17 @@ def _transposed(
     """The transposed convolution, with w [C, O / groups, *kernel]: output o is the sum over inputs i with i * stride -
     padding + k * dilation = o.
 
-    It is computed as a convolution of the input, with zeros inserted between its elements, with the flipped kernel. It is
-    gathered instead if there were many zeros, or if the padding crops more than the kernel's reach.
+    With a stride it is computed by phases (`_by_phases`), otherwise as a convolution of the input with the flipped kernel. With a
+    stride and a dilation, or codes, there are zeros between the input's elements. It is gathered instead if there were many zeros,
+    or if the padding crops more than the kernel's reach.
 
-    A weight that is infinite or NaN, times an inserted zero, would give NaN. Constant weights with such values are
+    A weight that is infinite or NaN, times a zero that is no element, would give NaN. Constant weights with such values are
     gathered; weights that are computed are checked in every run.
     """
     rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
-    gathered = math.prod(stride) > _SPREAD or not all(r.value is not None and r.value >= 0 for r in rest)
+    phases = _has_phases(x, w, stride, dilation, groups)
+    gathered = math.prod(stride) > _SPREAD and not phases
+    gathered = gathered or not all(r.value is not None and r.value >= 0 for r in rest)
     if gathered or (isinstance(w, Constant) and not np.isfinite(w.numbers).all()):
         return _gathered(call, x, w, stride, padding, dilation, groups)
     strange = None
@@ -110,13 +114,125 @@ def _transposed(
             DType.bool,
             "_strange",
         )
-    spread, backwards = _spread(call, x, stride), _backwards(call, w, groups, strange is not None)
-    plain = _forward(call, spread, backwards, [1] * len(stride), [r.const for r in rest], dilation, groups)
+    plain: Node
+    if phases:
+        plain = _by_phases(call, x, w, stride, padding, groups, strange is not None)
+    else:
+        spread, backwards = _spread(call, x, stride), _backwards(call, w, groups, strange is not None)
+        plain = _forward(call, spread, backwards, [1] * len(stride), [r.const for r in rest], dilation, groups)
     if strange is None:
         return plain
     needed = [indirect(cast_to(cast_to(load(strange, []), DType.bool), DType.int32), 2) - 1]
     exact = _gathered(call, x, w, stride, padding, dilation, groups, needed)
     return call.map(lambda *at: select(needed, load(exact, at), load(plain, at)))
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """Places of the output, modulo the stride, that read as many elements of a kernel along a dimension: `count` of them, from
+    `first` on. A place has the elements first + place + stride * k.
+    """
+
+    first: int
+    count: int
+    taps: int
+
+
+def _phases_of(kernel: int, stride: int) -> list[_Phases]:
+    longer = kernel % stride
+    found = [_Phases(0, longer, kernel // stride + 1), _Phases(longer, stride - longer, kernel // stride)]
+    return found if longer else found[1:]
+
+
+def _has_phases(x: Node, w: Node, stride: list[int], dilation: list[int], groups: int) -> bool:
+    """Whether a transposed convolution is computed by phases. Those of each channel by itself take a convolution for each phase."""
+    kernel = [k.value for k in w.shape[2:]]
+    if math.prod(stride) == 1 or any(d != 1 for d in dilation) or None in kernel:
+        return False
+    of_floats = x.dtype.is_float and w.dtype.is_float and not _is_of_integers(w)
+    return of_floats and (not _is_depthwise(w, groups) or math.prod(stride) <= _SPREAD)
+
+
+def _is_depthwise(w: Node, groups: int) -> bool:
+    return groups > 1 and w.shape[1] == 1
+
+
+def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[int], groups: int, finite: bool) -> Map:
+    """The transposed convolution without zeros between elements: a place o of the output, with padding, reads the elements
+    o % stride, + stride, ... of the kernel. So the places of one remainder are a convolution of the input, whose kernel has these
+    elements alone, and remainders with as many elements are channels of one convolution. finite: as of `_backwards`.
+    """
+    firsts = [p // s for p, s in zip(padding, stride, strict=True)]  # of the input, for the first place
+    sizes = [
+        (size - 1 + p) // s - first + 1
+        for size, p, s, first in zip(call.shape[2:], padding, stride, firsts, strict=True)
+    ]
+    alone = _is_depthwise(w, groups)
+    choices = [
+        [p for of in _phases_of(k.const, s) for p in (_each_phase(of) if alone else [of])]
+        for k, s in zip(w.shape[2:], stride, strict=True)
+    ]
+    made: dict[tuple[_Phases, ...], Node | None] = {}
+    for chosen in itertools.product(*choices):
+        taps = [p.taps for p in chosen]
+        if 0 in taps:
+            made[chosen] = None
+            continue
+        kernel = _of_phases(call, w, stride, chosen, groups, finite)
+        part = replace(call, shapes=((call.shape[0], kernel.shape[0], *sizes),), name=f"{call.name}_phases{len(made)}")
+        before = [n - 1 - first for n, first in zip(taps, firsts, strict=True)]
+        made[chosen] = _forward(part, x, kernel, [1] * len(stride), before, [1] * len(stride), groups)
+    per_group = w.shape[1]
+
+    offsets = [p % s for p, s in zip(padding, stride, strict=True)]
+
+    def body(*at: Int) -> Expr:
+        places = [(i + p) // s for i, p, s in zip(at[2:], offsets, stride, strict=True)]
+        remainders = [(i + p) % s for i, p, s in zip(at[2:], offsets, stride, strict=True)]
+
+        def value(chosen: tuple[_Phases, ...]) -> Expr:
+            d = len(chosen)
+            if d < len(stride):
+                found = value((*chosen, choices[d][-1]))
+                for p in choices[d][-2::-1]:
+                    found = select([p.first + p.count - 1 - remainders[d]], value((*chosen, p)), found)
+                return found
+            node = made[chosen]
+            if node is None:
+                return const(0, call.dtype.compute)
+            phase, count = as_int(0), 1
+            for r, p in zip(remainders, chosen, strict=True):
+                phase, count = phase * p.count + (r - p.first), count * p.count
+            o = phase * per_group + at[1]
+            if groups > 1:
+                o = (at[1] // per_group * count + phase) * per_group + at[1] % per_group
+            return load(node, [at[0], o, *places])
+
+        return value(())
+
+    return call.map(body)
+
+
+def _each_phase(of: _Phases) -> list[_Phases]:
+    return [replace(of, first=of.first + k, count=1) for k in range(of.count)]
+
+
+def _of_phases(call: Call, w: Node, stride: list[int], phases: tuple[_Phases, ...], groups: int, finite: bool) -> Map:
+    """[C, O / groups, *kernel] -> [groups * phases * O / groups, C / groups, *taps], with kernels flipped."""
+    per_group, channels = w.shape[1], w.shape[0] // groups
+    count = math.prod(p.count for p in phases)
+
+    def body(*at: Int) -> Expr:
+        rest, o = at[0] // per_group, at[0] % per_group
+        group, phase = rest // count, rest % count
+        places: list[Int] = []
+        for tap, s, p in zip(at[:1:-1], stride[::-1], phases[::-1], strict=True):
+            places.append(as_int(p.first) + phase % p.count + (p.taps - 1 - tap) * s)
+            phase = phase // p.count
+        e = load(w, [group * channels + at[1], o, *places[::-1]])
+        return where(is_finite(e), e, const(0.0)) if finite and e.dtype is DType.float32 else e
+
+    return call.map(body, [per_group * groups * count, channels, *(as_int(p.taps) for p in phases)], w.dtype)
 
 
 def _is_of_integers(w: Node) -> bool:

@@ -17,7 +17,7 @@ from lapilli.ir.axes import index_of, reshape_index
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
-from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
+from lapilli.ir.integer import Atom, Int, Quotient, Remainder, Var, as_int, of, product
 from lapilli.ir.node import (
     Attention,
     AttentionGradient,
@@ -282,8 +282,48 @@ def invert(
 ) -> dict[Atom, Int] | None:
     """Expresses a map's axes by the axes `space` of the value that it reads, so that `index`, at which it reads, becomes
     `place`; None if it does not read each element of the space exactly once. Axes that are not plain indices are matched by
-    number of elements, as in a reshape with or without a transposition.
+    number of elements, as in a reshape with or without a transposition, or divided first, as where images are made of smaller ones.
     """
+    found = _matched(axes, index, place, space)
+    return found if found is not None else _divided(axes, index, place, space)
+
+
+_NEIGHBOURS = 4
+"""Columns that kernels of products and convolutions store at once."""
+
+
+def _divided(
+    axes: Sequence[Var], index: Sequence[Int], place: Sequence[Int], space: Sequence[Var]
+) -> dict[Atom, Int] | None:
+    """The same with each axis that is only read as a / n and a % n for axes of its own. Neighbours of the space that would be apart
+    then are left to kernels that gather.
+    """
+    sizes: dict[Var, set[int]] = {}
+    for part in (p for i in index for monomial, _ in i.terms for p in monomial):
+        if isinstance(part, Quotient | Remainder) and (a := as_var(part.x)) in axes and a is not None:
+            sizes.setdefault(a, set()).add(part.y.value or 0)
+    parts: dict[Var, tuple[Var, Var, int]] = {}
+    for a, found in sizes.items():
+        n = found.pop()
+        if found or n < 2 or a.extent // n * n != a.extent:
+            return None
+        parts[a] = Var(f"{a.name}_quotient", a.extent // n), Var(f"{a.name}_remainder", as_int(n)), n
+    whole: dict[Atom, Int] = {a: of(first) * n + of(second) for a, (first, second, n) in parts.items()}
+    read = [i.substitute(whole) for i in index]
+    remainders = [second for _, second, _ in parts.values()]
+    if any((i.step(r) or 0) % _NEIGHBOURS for i in read for r in remainders):
+        return None
+    inner = [v for a in axes for v in (parts[a][:2] if a in parts else (a,))]
+    mapping = _matched(inner, read, place, space) if parts else None
+    if mapping is None:
+        return None
+    return {a: whole[a].substitute(mapping) if a in parts else mapping[a] for a in axes}
+
+
+def _matched(
+    axes: Sequence[Var], index: Sequence[Int], place: Sequence[Int], space: Sequence[Var]
+) -> dict[Atom, Int] | None:
+    """As `invert`, without dividing axes."""
     mapping: dict[Atom, Int] = {a: as_int(0) for a in axes if a.extent == 1}
     used: set[Var] = set()
     for i, p in zip(index, place, strict=True):
