@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,67 @@ def test_what_is_quantized() -> None:
     assert kinds(quantized(model, x, without)) == ["conv2d"] * 4
     chosen = VulkanQuantizer().set_global(config).set_filter_function(lambda n: "linear" in str(n.target))
     assert kinds(quantized(model, x, chosen)) == ["linear"]
+
+
+TRANSPOSED: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "1-D": (nn.Sequential(nn.ConvTranspose1d(8, 6, 4, 2, 1), nn.ReLU()), (2, 8, 9)),
+    "2-D": (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 6, 3, 2), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 3)),
+        (2, 3, 11, 12),
+    ),
+    "groups": (nn.Sequential(nn.ConvTranspose2d(8, 6, 3, 2, groups=2), nn.Conv2d(6, 5, 3)), (2, 8, 7, 7)),
+    "3-D": (nn.ConvTranspose3d(4, 6, 2, 2), (2, 4, 5, 6, 7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("qat", [False, True])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_stay_in_integers(name: str, per_channel: bool, qat: bool) -> None:
+    torch.manual_seed(1)
+    model, shape = TRANSPOSED[name]
+    x = torch.randn(shape)
+    config = get_symmetric_quantization_config(is_per_channel=per_channel, is_qat=qat)
+    reference = quantized(copy.deepcopy(model).eval(), x, VulkanQuantizer().set_global(config), qat)
+    layers = sum(isinstance(m, nn.modules.conv._ConvNd) for m in model.modules())
+    with lapilli.compile(torch.export.export(reference, (x,)), fallback="error") as program:
+        assert f"quantized: {layers} in integers, 0 in floats" in str(program.report())
+        got, wanted = program(x), reference(x)
+    assert (got - wanted).abs().max() <= 1.01 / 255 * (wanted.max() - wanted.min())
+
+
+def test_dynamic_reference_representation() -> None:
+    """torch finds its scales in float64, so it runs there."""
+    model, x = nn.Linear(13, 5).eval(), torch.randn(7, 13)
+    prepared = prepare_pt2e(
+        torch.export.export(model, (x,)).module(),
+        VulkanQuantizer().set_global(get_symmetric_quantization_config(is_dynamic=True)),
+    )
+    reference = convert_pt2e(prepared, use_reference_representation=True)
+    with lapilli.compile(torch.export.export(reference, (x,))) as program:
+        assert torch.equal(program(x), reference(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_in_halves_are_refused(dtype: torch.dtype) -> None:
+    model, x = nn.Linear(16, 8).to(dtype), torch.randn(2, 16, dtype=dtype)
+    quantizer = VulkanQuantizer().set_global(get_symmetric_quantization_config())
+    with pytest.raises(CompileError, match=r"scales are found in float32. Quantize model.float\(\)"):
+        prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+
+
+def test_what_is_no_configuration_or_module() -> None:
+    config, quantizer = get_symmetric_quantization_config(), VulkanQuantizer()
+    for call in (quantizer.set_global, lambda c: quantizer.set_module_name("last", c)):
+        with pytest.raises(CompileError, match="takes what get_symmetric_quantization_config returns, or None"):
+            call(3)  # type: ignore[arg-type]
+    with pytest.raises(CompileError, match="takes a module's name, as named_modules"):
+        quantizer.set_module_name(3, config)  # type: ignore[arg-type]
+    with pytest.raises(CompileError, match="takes a class of modules"):
+        quantizer.set_module_type(F.linear, config)  # type: ignore[arg-type]
+    quantizer.set_module_name("nope", config).set_module_type(nn.LSTM, config)
+    with pytest.warns(UserWarning, match="calls no module named 'nope', and none of type .*LSTM"):
+        quantized(Network().eval(), torch.randn(1, 3, 24, 20), quantizer)
 
 
 def test_other_bits_are_refused() -> None:

@@ -158,7 +158,9 @@ def _of_groups(
 
 
 def _chosen(symmetric: bool) -> Callable[..., fx.Node | None]:
-    """Parameters for all values of a tensor, in float32 (torch says float64, and computes in float32)."""
+    """Parameters for all values of a tensor, in float32 (torch says float64, and computes in float32). What is no quantization
+    gets them in torch's types and shape.
+    """
 
     def write(w: _Writer, x: fx.Node, low: int, high: int, eps: float, dtype: torch.dtype) -> None:
         of_all = x.meta["val"].new_empty((), dtype=torch.float32)
@@ -183,10 +185,20 @@ def _chosen(symmetric: bool) -> Callable[..., fx.Node | None]:
             steps = call(aten.round.default, call(aten.div.Tensor, least, scale))
             zero = call(aten.clamp.default, call(aten.sub.Tensor, float(low), steps), float(low), float(high))
             zero = w.module.graph.call_function(aten._to_copy.default, (zero,), {"dtype": torch.int32})
-        for user in list(w.node.users):
-            w.module.replace(user, (scale, zero)[user.args[1]])  # type: ignore[index]
-            w.module.graph.erase_node(user)
         zero.meta["val"] = of_all.new_empty((1,) if symmetric else (), dtype=torch.int32)
+        for user in list(w.node.users):
+            found = (scale, zero)[user.args[1]]  # type: ignore[index]
+            others = [u for u in user.users if str(u.target) not in _RECOGNIZED]
+            if others:
+                converted = w.module.graph.call_function(aten._to_copy.default, (found,))
+                converted.kwargs = {"dtype": user.meta["val"].dtype}
+                converted.meta["val"] = found.meta["val"].to(user.meta["val"].dtype)
+                shaped = w.module.graph.call_function(aten.view.default, (converted, [1]))
+                shaped.meta["val"] = user.meta["val"]
+                for other in others:
+                    other.replace_input_with(user, shaped)
+            w.module.replace(user, found)
+            w.module.graph.erase_node(user)
 
     return write
 

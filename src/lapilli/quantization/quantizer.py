@@ -4,6 +4,7 @@ keeps the scale of its operand, so that a network of convolutions stays in integ
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,9 @@ _CONVOLUTIONS = (
     aten.conv1d.padding,
     aten.conv2d.padding,
 )
+_TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 _LINEAR = (aten.linear.default,)
+_LAYERS = _CONVOLUTIONS + _TRANSPOSED + _LINEAR
 _ACTIVATIONS = (
     aten.relu.default, aten.relu_.default, aten.hardtanh.default, aten.hardtanh_.default, aten.relu6.default, aten.clamp.default,
 )  # fmt: skip
@@ -52,12 +55,16 @@ _SHARING = (
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How activations and weights are quantized. activation None: they stay floats."""
+    """How activations and weights are quantized. activation None: they stay floats. If weights have a scale for each channel, those
+    of transposed convolutions have another specification, and those of groups of these one scale; without it they stay floats.
+    """
 
     activation: Any
     weight: Any
     is_dynamic: bool = False
     is_qat: bool = False
+    transposed_weight: Any = None
+    whole_weight: Any = None
 
 
 def get_symmetric_quantization_config(
@@ -77,15 +84,10 @@ def get_symmetric_quantization_config(
         raise CompileError(
             f"weight_bits is {weight_bits} and act_bits {act_bits}: weights may have 4 or 8 bits, activations have 8"
         )
-    least = -(1 << (weight_bits - 1))
     eps = 2.0**-12
-    scheme = torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric
     if is_qat:
-        observer = pt2e.MovingAveragePerChannelMinMaxObserver if is_per_channel else pt2e.MovingAverageMinMaxObserver
-        of_weight = pt2e.FakeQuantize.with_args(observer=observer, eps=eps)
         of_values = pt2e.FusedMovingAvgObsFakeQuantize.with_args(observer=pt2e.MovingAverageMinMaxObserver, eps=eps)
     else:
-        of_weight = (pt2e.PerChannelMinMaxObserver if is_per_channel else pt2e.MinMaxObserver).with_args(eps=eps)
         of_values = pt2e.HistogramObserver.with_args(eps=eps)
     if is_dynamic:
         of_values = pt2e.PlaceholderObserver.with_args(eps=eps)
@@ -93,11 +95,28 @@ def get_symmetric_quantization_config(
         dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_affine, is_dynamic=is_dynamic,
         observer_or_fake_quant_ctr=of_values,
     )  # fmt: skip
-    weight = QuantizationSpec(
-        dtype=torch.int8, quant_min=least + 1, quant_max=-least - 1, qscheme=scheme, ch_axis=0 if is_per_channel else None,
-        observer_or_fake_quant_ctr=of_weight,
+    axes = (0, 1, None) if is_per_channel else (None, None, None)
+    weight, transposed, whole = (_spec_of_weight(axis, is_qat, weight_bits, eps) for axis in axes)
+    return QuantizationConfig(activation, weight, is_dynamic, is_qat, transposed, whole)
+
+
+def _spec_of_weight(axis: int | None, is_qat: bool, bits: int, eps: float) -> Any:
+    """axis: of the channels that have a scale each."""
+    most = (1 << (bits - 1)) - 1
+    of_channels: dict[str, Any] = (
+        {} if axis is None else {"ch_axis": axis}
+    )  # torchao tells observers, but no fake quantization
+    if is_qat:
+        observer = pt2e.MovingAverageMinMaxObserver if axis is None else pt2e.MovingAveragePerChannelMinMaxObserver
+        made = pt2e.FakeQuantize.with_args(observer=observer, eps=eps, **of_channels)
+    else:
+        made = (pt2e.MinMaxObserver if axis is None else pt2e.PerChannelMinMaxObserver).with_args(
+            eps=eps, **of_channels
+        )
+    return QuantizationSpec(
+        dtype=torch.int8, quant_min=-most, quant_max=most, ch_axis=axis, observer_or_fake_quant_ctr=made,
+        qscheme=torch.per_tensor_symmetric if axis is None else torch.per_channel_symmetric,
     )  # fmt: skip
-    return QuantizationConfig(activation, weight, is_dynamic, is_qat)
 
 
 class VulkanQuantizer(Quantizer):  # type: ignore[misc]
@@ -116,16 +135,21 @@ class VulkanQuantizer(Quantizer):  # type: ignore[misc]
 
     def set_global(self, config: QuantizationConfig | None) -> VulkanQuantizer:
         """The configuration of all modules that have no other."""
-        self._global = config
+        self._global = _checked(config, "set_global")
         return self
 
     def set_module_name(self, name: str, config: QuantizationConfig | None) -> VulkanQuantizer:
         """The configuration of a module and those inside it; None: they are not quantized."""
-        self._names[name] = config
+        if not isinstance(name, str):
+            raise CompileError(f"set_module_name takes a module's name, as named_modules() gives it, and not {name!r}")
+        self._names[name] = _checked(config, "set_module_name")
         return self
 
     def set_module_type(self, kind: type[torch.nn.Module], config: QuantizationConfig | None) -> VulkanQuantizer:
         """The configuration of modules of a class; None: they are not quantized."""
+        if not isinstance(kind, type) or not issubclass(kind, torch.nn.Module):
+            raise CompileError(f"set_module_type takes a class of modules, as torch.nn.Linear, and not {kind!r}")
+        config = _checked(config, "set_module_type")
         self._types[f"{kind.__module__}.{kind.__qualname__}"] = config
         return self
 
@@ -142,13 +166,14 @@ class VulkanQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
-        """Marks the nodes of a graph (`meta["quantization_annotation"]`)."""
+        """Marks the nodes of a graph (`meta["quantization_annotation"]`). Warns of names and types that it lacks."""
+        self._warn_of_unused(model.graph)
         wanted = _wanted_as_codes(model.graph)
         for node in model.graph.nodes:
             config = self._config(node) if node.op == "call_function" and not _is_marked(node) else None
             if config is None:
                 continue
-            if node.target in _CONVOLUTIONS + _LINEAR:
+            if node.target in _LAYERS:
                 _mark_layer(node, config, wanted)
             elif config.is_dynamic or (node.target not in _SHARING and node not in wanted):
                 continue
@@ -159,6 +184,17 @@ class VulkanQuantizer(Quantizer):  # type: ignore[misc]
             elif node.target in _SHARING:
                 _mark_sharing(node)
         return model
+
+    def _warn_of_unused(self, graph: fx.Graph) -> None:
+        modules = {pair for node in graph.nodes for pair in _modules(node)}
+        names, kinds = {name for name, _ in modules}, {kind for _, kind in modules}
+        unused = [f"named {name!r}" for name in self._names if name not in names]
+        unused += [f"of type {kind}" for kind in self._types if kind not in kinds]
+        if unused:
+            warnings.warn(
+                f"VulkanQuantizer: the model calls no module {', and none '.join(unused)}; the configuration is not used.",
+                stacklevel=2,
+            )
 
     def _config(self, node: fx.Node) -> QuantizationConfig | None:
         if self._filter is not None and not self._filter(node):
@@ -171,6 +207,14 @@ class VulkanQuantizer(Quantizer):  # type: ignore[misc]
             if kind in self._types:
                 return self._types[kind]
         return self._global
+
+
+def _checked(config: Any, name: str) -> QuantizationConfig | None:
+    if config is not None and not isinstance(config, QuantizationConfig):
+        raise CompileError(
+            f"{name} takes what get_symmetric_quantization_config returns, or None: no quantization. It was given {config!r}"
+        )
+    return config
 
 
 def _modules(node: fx.Node) -> Iterator[tuple[str, str]]:
@@ -218,7 +262,7 @@ def _wanted_as_codes(graph: fx.Graph) -> set[fx.Node]:
     wanted: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         for user in node.users:
-            is_read = user.target in _CONVOLUTIONS + _LINEAR and user.args[0] is node
+            is_read = user.target in _LAYERS and user.args[0] is node
             passes = user.target in (*_SUMS, *_SHARING, *_ACTIVATIONS, aten.cat.default) and user in wanted
             if user.op == "output" or is_read or passes:
                 wanted.add(node)
@@ -227,15 +271,39 @@ def _wanted_as_codes(graph: fx.Graph) -> set[fx.Node]:
 
 def _mark_layer(node: fx.Node, config: QuantizationConfig, wanted: set[fx.Node]) -> None:
     x, weight = node.args[:2]
+    kind = weight.meta["val"].dtype if isinstance(weight, fx.Node) and "val" in weight.meta else None
+    if kind in (torch.float16, torch.bfloat16):
+        raise CompileError(
+            f"VulkanQuantizer: the weight of {node.name} is {kind}, and scales are found in float32. Quantize model.float(); "
+            'lapilli.compile(..., precision="fp16") stores what stays floats as halves.'
+        )
     if not _is_float(x) or not _is_float(weight) or (config.is_dynamic and node.target not in _LINEAR):
         return
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     last = node if config.is_dynamic else _followed(node)
     output = None if config.is_dynamic or last not in wanted else config.activation
-    inputs = {x: config.activation, weight: config.weight}
+    of_weight = _of_weight(config, node)
+    if of_weight is None:
+        return
+    inputs = {x: config.activation, weight: of_weight}
     _mark(node, inputs, output if last is node else None)
     if last is not node:
         _mark(last, {}, output)
+
+
+def _of_weight(config: QuantizationConfig, node: fx.Node) -> Any:
+    """A weight of a transposed convolution has the results' channels second, and those of groups share an index there: such a
+    weight takes one scale.
+    """
+    if node.target not in _TRANSPOSED or config.weight.ch_axis is None:
+        return config.weight
+    return config.transposed_weight if _groups(node) == 1 else config.whole_weight
+
+
+def _groups(node: fx.Node) -> int:
+    """Of a transposed convolution."""
+    given: Any = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
+    return int(given)
 
 
 def _mark_sum(node: fx.Node, config: QuantizationConfig) -> None:
