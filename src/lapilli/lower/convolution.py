@@ -145,16 +145,12 @@ def _phases_of(kernel: int, stride: int) -> list[_Phases]:
 
 
 def _has_phases(x: Node, w: Node, stride: list[int], dilation: list[int], groups: int) -> bool:
-    """Whether a transposed convolution is computed by phases. Those of each channel by itself take a convolution for each phase."""
+    """Whether a transposed convolution is computed by phases. Where each channel is by itself, zeros cost less than phases."""
     kernel = [k.value for k in w.shape[2:]]
     if math.prod(stride) == 1 or any(d != 1 for d in dilation) or None in kernel:
         return False
     of_floats = x.dtype.is_float and w.dtype.is_float and not _is_of_integers(w)
-    return of_floats and (not _is_depthwise(w, groups) or math.prod(stride) <= _SPREAD)
-
-
-def _is_depthwise(w: Node, groups: int) -> bool:
-    return groups > 1 and w.shape[1] == 1
+    return of_floats and not (groups > 1 and w.shape[1] == 1)
 
 
 def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[int], groups: int, finite: bool) -> Map:
@@ -167,11 +163,7 @@ def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[in
         (size - 1 + p) // s - first + 1
         for size, p, s, first in zip(call.shape[2:], padding, stride, firsts, strict=True)
     ]
-    alone = _is_depthwise(w, groups)
-    choices = [
-        [p for of in _phases_of(k.const, s) for p in (_each_phase(of) if alone else [of])]
-        for k, s in zip(w.shape[2:], stride, strict=True)
-    ]
+    choices = [_phases_of(k.const, s) for k, s in zip(w.shape[2:], stride, strict=True)]
     made: dict[tuple[_Phases, ...], Node | None] = {}
     for chosen in itertools.product(*choices):
         taps = [p.taps for p in chosen]
@@ -182,9 +174,7 @@ def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[in
         part = replace(call, shapes=((call.shape[0], kernel.shape[0], *sizes),), name=f"{call.name}_phases{len(made)}")
         before = [n - 1 - first for n, first in zip(taps, firsts, strict=True)]
         made[chosen] = _forward(part, x, kernel, [1] * len(stride), before, [1] * len(stride), groups)
-    per_group = w.shape[1]
-
-    offsets = [p % s for p, s in zip(padding, stride, strict=True)]
+    per_group, offsets = w.shape[1], [p % s for p, s in zip(padding, stride, strict=True)]
 
     def body(*at: Int) -> Expr:
         places = [(i + p) // s for i, p, s in zip(at[2:], offsets, stride, strict=True)]
@@ -193,9 +183,10 @@ def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[in
         def value(chosen: tuple[_Phases, ...]) -> Expr:
             d = len(chosen)
             if d < len(stride):
-                found = value((*chosen, choices[d][-1]))
-                for p in choices[d][-2::-1]:
-                    found = select([p.first + p.count - 1 - remainders[d]], value((*chosen, p)), found)
+                *longer, rest = choices[d]
+                found = value((*chosen, rest))
+                for p in longer:
+                    found = select([p.count - 1 - remainders[d]], value((*chosen, p)), found)
                 return found
             node = made[chosen]
             if node is None:
@@ -211,10 +202,6 @@ def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[in
         return value(())
 
     return call.map(body)
-
-
-def _each_phase(of: _Phases) -> list[_Phases]:
-    return [replace(of, first=of.first + k, count=1) for k in range(of.count)]
 
 
 def _of_phases(call: Call, w: Node, stride: list[int], phases: tuple[_Phases, ...], groups: int, finite: bool) -> Map:
