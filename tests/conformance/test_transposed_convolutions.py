@@ -80,7 +80,7 @@ def test_zeros_are_not_multiplied(layer: Any, size: tuple[int, ...]) -> None:
         kernels = program.profile([x.numpy()], repeat=1).kernels
     needed = 2 * x.numel() * layer.weight[0].numel()
     edges = math.prod((n + 1) / n for n in size)
-    assert sum(k.flops for k in kernels if k.kernel in ("convolution", "matmul")) <= 1.05 * edges * needed
+    assert needed <= sum(k.flops for k in kernels) <= 1.1 * edges * needed
 
 
 def test_images_without_a_border_are_stored_by_the_product() -> None:
