@@ -217,7 +217,7 @@ def call(node: Node, values: list[Any]) -> Any:
     """The result of an operator."""
     name = node.kind()
     schema = node.schema()
-    if script_quantized.is_quantized(name, values):
+    if script_quantized.is_quantized(name, schema, values):
         return script_quantized.call(name, values, lambda given: _called(name, schema, given))
     return _called(name, schema, values)
 

@@ -4,16 +4,18 @@ operators with quantized results quantize and dequantize them. `graph/integers.p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lapilli.capture.script_operators import DTYPES
+from lapilli.capture.script_operators import DTYPES, number
 from lapilli.errors import CompileError
 
 decomposed = torch.ops.quantized_decomposed
@@ -22,9 +24,9 @@ _LIMITS = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.qint32: (-(2*
 _CODES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Quantized:
-    """A quantized tensor. value: float32, dequantized."""
+    """A quantized tensor. value: float32, dequantized. Operators that work in place set the fields anew."""
 
     value: torch.Tensor
     scale: Any
@@ -58,25 +60,89 @@ def _constant(value: Any) -> Any:
     )
 
 
-def is_quantized(name: str, values: Sequence[Any]) -> bool:
-    """Whether an operator is implemented here."""
+_GENERIC = re.compile(r"\bt\d?(?=[\[( ])")
+"""Variables for types, in the schemas of operators on lists, dicts and optional values."""
+
+
+def is_quantized(name: str, schema: str, values: Sequence[Any]) -> bool:
+    """Whether an operator is implemented here. Those that take values of any kind leave a quantized tensor as it is."""
     space = name.partition("::")[0]
-    return space == "quantized" or name == "aten::quantize_per_tensor" or any(map(_of_quantized, values))
+    if space == "quantized" or name in _RECURRENT or name == "aten::quantize_per_tensor":
+        return True
+    return any(map(_of_quantized, values)) and not _GENERIC.search(schema)
 
 
 def call(name: str, values: Sequence[Any], plain: Callable[[list[Any]], Any]) -> Any:
     """The result of a quantized operator. plain: computes it on float tensors."""
+    if name in _RECURRENT or name.startswith("quantized::quantized_"):
+        raise CompileError(
+            "quantized recurrent layers (LSTM, GRU and their cells) are not taken. Linear layers and convolutions are: leave "
+            "recurrent layers as floats, as quantize_dynamic(model, {torch.nn.Linear}) does, and compile that"
+        )
     if name in _OPERATORS:
         return _OPERATORS[name](*values)
     if name.startswith("quantized::"):
         raise CompileError(
             "this quantized operator is not supported yet; quantize other layers, or compile the float model"
         )
-    result = plain([_value(v) for v in values])
-    first = next(v for value in values for v in (value if isinstance(value, list) else [value]) if _is(v))
+    first = next(v for value in values for v in (value if isinstance(value, list | tuple) else [value]) if _is(v))
+    if name in _IN_PLACE:
+        result = _placed(name, first, plain([first.value.clone(), *map(_value, values[1:])]))
+        first.value, first.scale, first.zero_point = result.value, result.scale, result.zero_point
+        return first
+    return _placed(name, first, plain([_value(v) for v in values]))
+
+
+def _placed(name: str, first: Quantized, result: Any) -> Any:
+    """The result of an operator of torch's on the grid that torch gives it; first: of the operands."""
+    if isinstance(result, list):
+        return [_placed(name, first, part) for part in result]
+    if isinstance(result, tuple):
+        return tuple(_placed(name, first, part) for part in result)
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         return result
+    base = name.removeprefix("aten::")
+    if (grid := _OWN_GRIDS.get(base.removesuffix("_"))) is not None:
+        return quantized(result, *grid(first), first.dtype)
+    if base not in _SAME_GRID and not name.startswith("prim::"):
+        raise CompileError(
+            "torch has no such operator on quantized tensors; use one of torch.ao.nn.quantized (FloatFunctional for sums and "
+            "products), or put a DeQuantStub before it and a QuantStub after it"
+        )
     return first.like(result)
+
+
+def _from_least(scale: float, steps: int) -> Callable[[Quantized], tuple[float, int]]:
+    """A grid whose zero point is so many steps above its least code."""
+    return lambda x: (scale, _LIMITS[x.dtype][0] + steps)
+
+
+_OWN_GRIDS: dict[str, Callable[[Quantized], tuple[Any, Any]]] = {
+    "sigmoid": _from_least(1 / 256, 0),
+    "hardsigmoid": _from_least(1 / 256, 0),
+    "tanh": _from_least(2 / 256, 128),
+    "gelu": lambda x: (float(np.float32(x.scale)), x.zero_point),
+}
+"""Operators whose results do not get the first operand's scale and zero point in torch."""
+_IN_PLACE = frozenset(f"aten::{name}_" for name in ("relu", "relu6", "hardtanh", "leaky_relu", "clamp", "hardsigmoid"))
+_SAME_GRID = frozenset((
+    "relu", "relu_", "relu6", "relu6_", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "clamp", "clamp_", "clip",
+    "threshold", "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "feature_alpha_dropout",
+    "masked_fill", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d", "mean", "std", "max", "min", "sort", "msort", "topk",
+    "grid_sampler", "grid_sampler_2d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "upsample_bilinear2d", "__interpolate", "__upsample", "__upsample_bilinear",
+    "__upsample_nearest", "pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "cat", "concat", "concatenate",
+    "stack", "hstack", "vstack", "dstack", "chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk",
+    "unsafe_split", "unsafe_split_with_sizes", "unbind", "hsplit", "vsplit", "dsplit", "view", "view_as", "reshape",
+    "reshape_as", "flatten", "unflatten", "ravel", "permute", "transpose", "t", "numpy_T", "movedim", "moveaxis", "swapaxes",
+    "swapdims", "squeeze", "unsqueeze", "atleast_1d", "atleast_2d", "atleast_3d", "slice", "select", "narrow", "diagonal",
+    "unfold", "as_strided", "expand", "expand_as", "repeat", "repeat_interleave", "tile", "flip", "rot90", "index",
+    "index_select", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "clone", "contiguous", "detach", "alias", "to",
+    "type_as", "cpu", "cuda", "requires_grad_",
+))  # fmt: skip
+"""Operators whose results do. Others of ATen's that give numbers are none of quantized tensors."""
+_RECURRENT = frozenset(f"aten::{name}" for name in ("quantized_lstm", "quantized_gru"))
 
 
 def _is(value: Any) -> bool:
@@ -84,11 +150,11 @@ def _is(value: Any) -> bool:
 
 
 def _of_quantized(value: Any) -> bool:
-    return _is(value) or (isinstance(value, list) and any(map(_is, value)))
+    return _is(value) or (isinstance(value, list | tuple) and any(map(_is, value)))
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_value(v) for v in value]
     return value.value if isinstance(value, Quantized) else value
 
@@ -119,7 +185,8 @@ class _Packed:
         return result
 
 
-def _unpacked(packed: Any) -> _Packed:
+def _unpacked(packed: Any, dims: int = 0) -> _Packed:
+    """dims: of a convolution."""
     with _disable_current_modes():  # real weights, also while torch.export traces
         weight, bias = packed.unpack()
         bias = None if bias is None else bias.detach()
@@ -134,7 +201,10 @@ def _unpacked(packed: Any) -> _Packed:
             axis = weight.q_per_channel_axis()
         else:
             scale, zero_point, axis = weight.q_scale(), weight.q_zero_point(), None
-        grid = weight.int_repr(), scale, zero_point, axis, bias
+        codes = weight.int_repr()
+        if dims == 1 and codes.dim() == 4:  # conv1d is packed as conv2d
+            codes = codes.squeeze(2)
+        grid = codes, scale, zero_point, axis, bias
         if not packed._has_method("stride"):
             return _Packed(*grid, [], [], [], [], 1, False)
         stride, padding, dilation, more = (
@@ -143,19 +213,18 @@ def _unpacked(packed: Any) -> _Packed:
         return _Packed(*grid, stride, padding, dilation, more, int(packed.groups()), bool(packed.transpose()))
 
 
-def _convolution(relu: bool) -> Callable[..., Quantized]:
+def _convolution(dims: int, relu: bool) -> Callable[..., Quantized]:
     def apply(x: Quantized, packed: Any, *rest: Any) -> Quantized:
         scale, zero_point = rest[-2:]  # an older overload repeats the geometry before them
-        p = _unpacked(packed)
-        dims = p.codes.dim() - 2
-        stride, padding, dilation = (g[-dims:] for g in (p.stride, p.padding, p.dilation))  # conv1d is packed as conv2d
+        p = _unpacked(packed, dims)
+        stride, padding, dilation = (g[-dims:] for g in (p.stride, p.padding, p.dilation))
         if p.transposed:
             more = p.output_padding[-dims:]
             y = torch.convolution(x.value, p.weight(), p.bias, stride, padding, dilation, True, more, p.groups)
         else:
             convolve: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[dims - 1]
             y = convolve(x.value, p.weight(), p.bias, stride, padding, dilation, p.groups)
-        return quantized(torch.relu(y) if relu else y, scale, zero_point)
+        return quantized(torch.relu(y) if relu else y, scale, zero_point, x.dtype)
 
     return apply
 
@@ -164,7 +233,7 @@ def _linear(relu: bool) -> Callable[..., Quantized]:
     def apply(x: Quantized, packed: Any, scale: Any, zero_point: Any) -> Quantized:
         p = _unpacked(packed)
         y = functional.linear(x.value, p.weight(), p.bias)
-        return quantized(torch.relu(y) if relu else y, scale, zero_point)
+        return quantized(torch.relu(y) if relu else y, scale, zero_point, x.dtype)
 
     return apply
 
@@ -198,19 +267,80 @@ def _half_linear(relu: bool) -> Callable[..., torch.Tensor]:
 
 
 def _binary(function: Callable[..., torch.Tensor], relu: bool = False) -> Callable[..., Quantized]:
-    def apply(a: Quantized, b: Any, scale: Any = None, zero_point: Any = None) -> Quantized:
-        y = function(a.value, _value(b))
+    with_number = _plus_number(relu) if function is torch.add else _times_number(relu)
+
+    def apply(a: Any, b: Any, scale: Any = None, zero_point: Any = None) -> Quantized:
+        if scale is None:
+            return with_number(a, b) if _is(a) else with_number(b, a)
+        if zero_point is None:
+            raise CompileError("results in tensors that are given (out=) are not taken; use the operator's own result")
+        y = function(a.value, b.value)
+        return quantized(torch.relu(y) if relu else y, scale, zero_point, a.dtype)
+
+    return apply
+
+
+def _matmul(a: Quantized, b: Quantized, scale: Any, zero_point: Any) -> Quantized:
+    return quantized(torch.matmul(a.value, b.value), scale, zero_point, a.dtype)
+
+
+def _known(given: Any, what: str) -> float:
+    """A number that is known while a model is captured."""
+    found = number(_constant(given))
+    if not isinstance(found, int | float):
+        raise CompileError(
+            f"{what} is computed by the model; with a quantized tensor only numbers that are known beforehand can be added and "
+            "multiplied: write it as a number, or use FloatFunctional.add or mul of two quantized tensors"
+        )
+    return float(found)
+
+
+def _times_number(relu: bool) -> Callable[[Quantized, Any], Quantized]:
+    """torch leaves the codes, or mirrors them for a negative number, and moves the scale and zero point."""
+
+    def apply(x: Quantized, factor: Any) -> Quantized:
+        factor, low, high = _known(factor, "a factor"), *_LIMITS[x.dtype]
+        y = x.value * factor
         y = torch.relu(y) if relu else y
-        return a.like(y) if scale is None else quantized(y, scale, zero_point)
+        if factor == 0:
+            return quantized(y, 1.0, 0, x.dtype)
+        return quantized(y, abs(factor) * x.scale, x.zero_point if factor > 0 else high + low - x.zero_point, x.dtype)
+
+    return apply
+
+
+def _plus_number(relu: bool) -> Callable[[Quantized, Any], Quantized]:
+    """torch moves the zero point by the number, rounded to steps. Where no code is left for that the scale grows, so that both ends
+    of the range still have one.
+    """
+
+    def apply(x: Quantized, term: Any) -> Quantized:
+        scale, zero, low, high = (
+            _known(x.scale, "a scale"),
+            int(_known(x.zero_point, "a zero point")),
+            *_LIMITS[x.dtype],
+        )
+        steps = round(_known(term, "a term") / scale)
+        moved = zero - steps
+        if low <= moved <= high:
+            y = x.value + steps * scale
+            return quantized(torch.relu(y) if relu else y, scale, moved, x.dtype)
+        wider = (high - moved if moved < low else moved - low) / (high - low) * scale
+        least = low if moved < low else high
+        # In steps, whose product with this number is rounded once, as torch does it: ties are frequent here.
+        ratio = np.float32(scale) * (np.float32(1) / np.float32(wider))
+        y = (torch.round(x.value / scale) + steps) * float(ratio)
+        y = torch.clamp(torch.round(torch.relu(y) if relu else y), low - least, high - least)
+        return quantized(y * float(np.float32(wider)), wider, least, x.dtype)
 
     return apply
 
 
 def _cat(relu: bool) -> Callable[..., Quantized]:
-    def apply(parts: list[Quantized], dim: int, scale: Any = None, zero_point: Any = None) -> Quantized:
+    def apply(parts: Sequence[Quantized], dim: int, scale: Any = None, zero_point: Any = None) -> Quantized:
         y = torch.cat([p.value for p in parts], dim)
         y = torch.relu(y) if relu else y
-        return parts[0].like(y) if scale is None else quantized(y, scale, zero_point)
+        return parts[0].like(y) if scale is None else quantized(y, scale, zero_point, parts[0].dtype)
 
     return apply
 
@@ -218,31 +348,38 @@ def _cat(relu: bool) -> Callable[..., Quantized]:
 def _unary(function: Callable[..., torch.Tensor]) -> Callable[..., Quantized]:
     def apply(x: Quantized, *rest: Any) -> Quantized:
         *options, scale, zero_point = rest
-        return quantized(function(x.value, *options), scale, zero_point)
+        return quantized(function(x.value, *options), scale, zero_point, x.dtype)
 
     return apply
 
 
+def _codes(x: Quantized) -> torch.Tensor:
+    steps: torch.Tensor = torch.round(x.value / x.scale) + x.zero_point
+    return steps.to(_CODES.get(x.dtype, torch.int32))
+
+
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "aten::quantize_per_tensor": lambda x, scale, zero_point, dtype: quantized(x, scale, zero_point, DTYPES[dtype]),
-    "aten::dequantize": _value, "aten::int_repr": lambda x: torch.round(x.value / x.scale) + x.zero_point,
+    "aten::dequantize": _value, "aten::int_repr": _codes,
     "aten::q_scale": lambda x: x.scale, "aten::q_zero_point": lambda x: x.zero_point,
     "prim::dtype": lambda x: DTYPES.index(x.dtype), "prim::is_quantized": lambda x: True,
-    "prim::device": lambda x: x.value.device,
-    **{f"quantized::conv{d}d": _convolution(False) for d in (1, 2, 3)},
-    **{f"quantized::conv{d}d_relu": _convolution(True) for d in (1, 2, 3)},
-    **{f"quantized::conv_transpose{d}d": _convolution(False) for d in (1, 2, 3)},
+    "prim::device": lambda x: x.value.device, "aten::is_floating_point": lambda x: False,
+    **{f"quantized::conv{d}d": _convolution(d, False) for d in (1, 2, 3)},
+    **{f"quantized::conv{d}d_relu": _convolution(d, True) for d in (1, 2, 3)},
+    **{f"quantized::conv_transpose{d}d": _convolution(d, False) for d in (1, 2, 3)},
     "quantized::linear": _linear(False), "quantized::linear_relu": _linear(True),
     "quantized::linear_dynamic": _dynamic_linear(False), "quantized::linear_relu_dynamic": _dynamic_linear(True),
     "quantized::linear_dynamic_fp16": _half_linear(False), "quantized::linear_relu_dynamic_fp16": _half_linear(True),
     "quantized::add": _binary(torch.add), "quantized::add_relu": _binary(torch.add, True),
     "quantized::mul": _binary(torch.mul), "quantized::mul_relu": _binary(torch.mul, True),
-    "quantized::add_scalar": _binary(torch.add), "quantized::mul_scalar": _binary(torch.mul),
-    "quantized::matmul": _binary(torch.matmul),
+    "quantized::add_scalar": _plus_number(False), "quantized::add_scalar_relu": _plus_number(True),
+    "quantized::mul_scalar": _times_number(False), "quantized::mul_scalar_relu": _times_number(True),
+    "quantized::matmul": _matmul,
     "quantized::cat": _cat(False), "quantized::cat_relu": _cat(True),
     "quantized::hardswish": _unary(functional.hardswish),
     "quantized::leaky_relu": _unary(lambda x, slope, *_: functional.leaky_relu(x, slope)),
-    "quantized::elu": lambda x, scale, zero_point, *options: quantized(torch.ops.aten.elu(x.value, *options), scale, zero_point),
+    "quantized::elu": lambda x, scale, zero_point, *options: quantized(
+        torch.ops.aten.elu(x.value, *options), scale, zero_point, x.dtype),
     "quantized::sigmoid": _unary(torch.sigmoid),
     "quantized::relu6": lambda x, *_: x.like(torch.clamp(x.value, 0, 6)),
     "quantized::dropout": lambda x, *_: x,
