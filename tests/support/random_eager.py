@@ -23,8 +23,8 @@ from torch.nn import functional as F
 import lapilli
 
 KINDS = ("module", "traced", "scripted")
-_SLACK = 2.0**-12
-"""Steps by which float32 may miss the real number that is rounded: 2^-20 of 256 steps."""
+_SLACK = 2.0**-20
+"""By which part of the largest operand, and of the range of codes, float32 may miss the real number that is rounded."""
 
 
 class Plus(nn.Module):
@@ -269,9 +269,9 @@ def _real(step: nn.Module, converted: nn.Module, operand: Tensor) -> Tensor:
     return result
 
 
-def codes_of(got: Tensor, wanted: Tensor, real: Tensor | None, off_by_one: bool = False) -> Tensor:
+def codes_of(got: Tensor, wanted: Tensor, real: Tensor | None, largest: float = 0, off_by_one: bool = False) -> Tensor:
     """A program's numbers as a quantized tensor, compared with torch's. real: what is rounded; None where all codes have to be
-    torch's. off_by_one: whether torch may round another number than this. Raises AssertionError.
+    torch's. largest: of operands. off_by_one: whether torch may round another number than this. Raises AssertionError.
     """
     scale, zero = wanted.q_scale(), wanted.q_zero_point()
     steps = got.double() / scale + zero
@@ -282,9 +282,10 @@ def codes_of(got: Tensor, wanted: Tensor, real: Tensor | None, off_by_one: bool 
         assert not off.any(), f"{int(off.count_nonzero())} of {off.numel()} differ"
     else:
         real = (real.double() / scale + zero).clamp(0, 255)
+        slack = _SLACK * (256 + largest / scale)
         missed = float(((codes - real).abs() - 0.5).max())
-        assert missed <= _SLACK, f"{missed} steps beyond a tie"
-        allowed = (real - real.floor() - 0.5).abs() <= _SLACK
+        assert missed <= slack, f"{missed} steps beyond a tie"
+        allowed = (real - real.floor() - 0.5).abs() <= slack
         assert (off <= (1.0 if off_by_one else allowed.double())).all(), "torch's codes differ, at no tie"
     return torch._make_per_tensor_quantized_tensor(codes.to(torch.uint8), scale, zero)
 
@@ -302,7 +303,8 @@ def check(seed: int, plan: str) -> list[str]:
             for operator, step, own, got in zip(taken, model.steps, converted.steps, found[1:], strict=True):
                 what = f"{own} of {operand.q_scale()}, {operand.q_zero_point()}"
                 real = None if operator.exact else _real(step, own, operand)
-                operand = codes_of(got, own(operand.clone()), real, engine == "qnnpack")
+                largest = float(operand.dequantize().abs().max())
+                operand = codes_of(got, own(operand.clone()), real, largest, engine == "qnnpack")
         except AssertionError as error:
             raise AssertionError(f"{engine}, {kind}, {what}: {error}") from error
         converted.watched = False

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lapilli
+from lapilli.capture import script_quantized
 from lapilli.capture.script_interpreter import Interpreter, inlined
 
 quantized = torch.ops.quantized
@@ -111,6 +112,32 @@ def in_place(x: Tensor) -> Tensor:
 def test_lists_keep_each_tensors_grid() -> None:
     agrees(lists, torch.randn(2, 3), scripted=True)
     agrees(in_place, torch.randn(2, 30), scripted=True)
+
+
+def in_place_of_a_view(x: Tensor, other: bool) -> Tensor:
+    q = torch.quantize_per_tensor(x, 0.03, 100, torch.quint8)
+    a, b = q.view(-1).chunk(2, 0)
+    torch.relu_(a)
+    return q if other else torch.cat([a, b], 0)
+
+
+def before_a_change(x: Tensor, other: bool) -> Tensor:
+    q = torch.quantize_per_tensor(x, 0.03, 100, torch.quint8)
+    a = q.transpose(0, 1)
+    torch.relu_(q)
+    return a if other else q
+
+
+@pytest.mark.parametrize("function", (in_place_of_a_view, before_a_change))
+def test_views_that_were_changed_are_not_read(function: Callable[[Tensor, bool], Tensor]) -> None:
+    x = torch.randn(4, 6)
+    made: Any = torch.jit.script(function)
+    wanted = function(x, False)
+    found = Interpreter(lambda *_: None).run(inlined(made.graph), [x, False])
+    assert torch.equal((found.value / found.scale + found.zero_point).round(), wanted.int_repr().float())
+    stale = Interpreter(lambda *_: None).run(inlined(made.graph), [x, True])
+    with pytest.raises(lapilli.CompileError, match="changed in place before; use an operator that is not in place"):
+        script_quantized.call("aten::dequantize", "", [stale], lambda values: values[0])
 
 
 def test_codes_are_integers() -> None:

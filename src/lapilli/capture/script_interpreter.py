@@ -218,7 +218,7 @@ def call(node: Node, values: list[Any]) -> Any:
     name = node.kind()
     schema = node.schema()
     if script_quantized.is_quantized(name, schema, values):
-        return script_quantized.call(name, values, lambda given: _called(name, schema, given))
+        return script_quantized.call(name, schema, values, lambda given: _called(name, schema, given))
     return _called(name, schema, values)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,40 @@ _CODES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
 
 
 @dataclass(eq=False)
+class _Memory:
+    """What views share. whole: what this is a part of; changes: of it in place; in_parts: of parts of it."""
+
+    whole: _Memory | None = None
+    changes: int = 0
+    in_parts: int = 0
+
+    def seen(self) -> int:
+        """The number of changes to anything in it."""
+        above = self.whole
+        found = self.changes + self.in_parts
+        while above is not None:
+            found, above = found + above.changes, above.whole
+        return found
+
+    def change(self) -> None:
+        self.changes += 1
+        above = self.whole
+        while above is not None:
+            above.in_parts, above = above.in_parts + 1, above.whole
+
+
+@dataclass(eq=False)
 class Quantized:
-    """A quantized tensor. value: float32, dequantized. Operators that work in place set the fields anew."""
+    """A quantized tensor. value: float32, dequantized. Operators that work in place set the fields anew, which views of it do not
+    see: so memory and seen say whether one is behind.
+    """
 
     value: torch.Tensor
     scale: Any
     zero_point: Any
     dtype: torch.dtype
+    memory: _Memory = field(default_factory=_Memory)
+    seen: int = 0
 
     def like(self, value: torch.Tensor) -> Quantized:
         """A value rounded to this tensor's grid."""
@@ -62,6 +89,8 @@ def _constant(value: Any) -> Any:
 
 _GENERIC = re.compile(r"\bt\d?(?=[\[( ])")
 """Variables for types, in the schemas of operators on lists, dicts and optional values."""
+_SHARES = re.compile(r"-> .*Tensor\(a\)")
+"""The results of operators that give views."""
 
 
 def is_quantized(name: str, schema: str, values: Sequence[Any]) -> bool:
@@ -72,12 +101,18 @@ def is_quantized(name: str, schema: str, values: Sequence[Any]) -> bool:
     return any(map(_of_quantized, values)) and not _GENERIC.search(schema)
 
 
-def call(name: str, values: Sequence[Any], plain: Callable[[list[Any]], Any]) -> Any:
+def call(name: str, schema: str, values: Sequence[Any], plain: Callable[[list[Any]], Any]) -> Any:
     """The result of a quantized operator. plain: computes it on float tensors."""
     if name in _RECURRENT or name.startswith("quantized::quantized_"):
         raise CompileError(
             "quantized recurrent layers (LSTM, GRU and their cells) are not taken. Linear layers and convolutions are: leave "
             "recurrent layers as floats, as quantize_dynamic(model, {torch.nn.Linear}) does, and compile that"
+        )
+    operands = [v for value in values for v in (value if isinstance(value, list | tuple) else [value]) if _is(v)]
+    if any(v.seen != v.memory.seen() for v in operands):
+        raise CompileError(
+            "another view of this quantized tensor was changed in place before; use an operator that is not in place, such as "
+            "relu for relu_"
         )
     if name in _OPERATORS:
         return _OPERATORS[name](*values)
@@ -85,12 +120,20 @@ def call(name: str, values: Sequence[Any], plain: Callable[[list[Any]], Any]) ->
         raise CompileError(
             "this quantized operator is not supported yet; quantize other layers, or compile the float model"
         )
-    first = next(v for value in values for v in (value if isinstance(value, list | tuple) else [value]) if _is(v))
+    first = operands[0]
     if name in _IN_PLACE:
         result = _placed(name, first, plain([first.value.clone(), *map(_value, values[1:])]))
         first.value, first.scale, first.zero_point = result.value, result.scale, result.zero_point
+        first.memory.change()
+        first.seen = first.memory.seen()
         return first
-    return _placed(name, first, plain([_value(v) for v in values]))
+    result = _placed(name, first, plain([_value(v) for v in values]))
+    if _SHARES.search(schema) or name == "aten::dropout":
+        for view in result if isinstance(result, list | tuple) else [result]:
+            if _is(view):
+                view.memory = first.memory if view is result else _Memory(first.memory)
+                view.seen = view.memory.seen()
+    return result
 
 
 def _placed(name: str, first: Quantized, result: Any) -> Any:
