@@ -137,6 +137,17 @@ class Pool(Own):
         return F.interpolate(x, scale_factor=2.0) if self.which == 2 else x[..., :3].mean(3, keepdim=True)
 
 
+class Window(Own):
+    """Of images: pools whose windows leave them, and sizes that are interpolated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.which == 0:
+            return F.avg_pool2d(x, 3, 2, 1)
+        if self.which == 1:
+            return F.max_pool2d(x, 3, 2, 1)
+        return F.interpolate(x, (7, 11), mode="bilinear") if self.which == 2 else F.adaptive_avg_pool2d(x, (1, 3))
+
+
 @dataclass(frozen=True)
 class Operator:
     """make: of a number of channels, dimensions beside these and the batch, and chance. exact: whether torch rounds nothing, or as
@@ -161,6 +172,12 @@ def _layer(channels: int, dims: int, r: random.Random) -> nn.Module:
     return layer if r.random() < 0.5 else nn.Sequential(layer, nn.ReLU())
 
 
+def _linear(channels: int, dims: int, r: random.Random) -> nn.Module:
+    """Of rows, as many as there may be."""
+    layer: nn.Module = nn.Linear(r.choice((9, 12, 15)), r.choice((9, 12, 15)), bias=r.random() < 0.7)
+    return layer if r.random() < 0.5 else nn.Sequential(layer, nn.ReLU())
+
+
 def _transposed(channels: int, dims: int, r: random.Random) -> nn.Module:
     """As many channels as it reads: oneDNN, which "x86" calls, computes others wrongly (torch 2.13)."""
     kind: Any = (nn.ConvTranspose1d, nn.ConvTranspose2d)[dims - 1]
@@ -173,7 +190,7 @@ def _activation(channels: int, dims: int, r: random.Random) -> nn.Module:
 
 
 OPERATORS = (
-    Operator(_layer), Operator(_layer), Operator(_transposed), Operator(_activation),
+    Operator(_layer), Operator(_layer), Operator(_transposed), Operator(_activation), Operator(_linear),
     Operator(lambda c, d, r: Plus(r.choice((0.0, -2.0, 0.7, 3.1, -0.4, 12.0, -30.0))), True),
     Operator(lambda c, d, r: Times(r.choice((0.0, 3.0, -1.7, 0.3, -1.0))), True),
     Operator(lambda c, d, r: Own(r.randrange(4))), Operator(lambda c, d, r: Own(r.randrange(4))),
@@ -182,6 +199,7 @@ OPERATORS = (
     Operator(lambda c, d, r: SumAboveZero(0)), Operator(lambda c, d, r: Joined(r.randrange(4))),
     Operator(lambda c, d, r: Parts(r.randrange(4)), True),
     Operator(lambda c, d, r: Moved(r.randrange(4)), True), Operator(lambda c, d, r: Pool(r.randrange(4))),
+    Operator(lambda c, d, r: (Window if d == 2 else Pool)(r.randrange(4))),
 )  # fmt: skip
 
 
@@ -260,7 +278,7 @@ def _real(step: nn.Module, converted: nn.Module, operand: Tensor) -> Tensor:
         if name == "other":  # whose result is rounded before it is an operand
             rounded = parts[name](operand).dequantize().double()
             part.register_forward_hook(lambda *_, rounded=rounded: rounded)
-        if isinstance(part, nn.modules.conv._ConvNd):
+        if isinstance(part, nn.modules.conv._ConvNd | nn.Linear):
             layer: Any = parts[name]
             part.weight.data = layer.weight().dequantize().double()
             if part.bias is not None:

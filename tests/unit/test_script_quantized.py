@@ -161,6 +161,13 @@ def by_a_sum(x: Tensor) -> Tensor:
     return torch.ops.quantized.mul_scalar(q, x.sum().item()).dequantize()
 
 
+def test_quantized_results_are_refused() -> None:
+    with pytest.raises(
+        lapilli.CompileError, match="a result of the model is a quantized tensor; .*end the model with a DeQuantStub"
+    ):
+        lapilli.compile(torch.jit.script(in_place), (torch.randn(3),), target="cpu-fp32")
+
+
 def test_what_torch_does_not_compute_is_refused() -> None:
     with pytest.raises(RuntimeError):
         refused(torch.randn(3))

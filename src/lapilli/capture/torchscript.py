@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.capture.script_interpreter import Interpreter, ScriptModuleRef, inlined, nodes
+from lapilli.capture.script_quantized import Quantized
 from lapilli.errors import CompileError
 
 ScriptSource: TypeAlias = "torch.jit.ScriptModule | torch._C.ScriptMethod[..., Any] | torch._C.ScriptFunction[..., Any]"
@@ -147,6 +148,11 @@ class _Interpreted(nn.Module):
         """The output; assigned values are stored in the states."""
         before = self.settled | {path: self.get_buffer(path).clone() for path in self.states}
         output, assigned = self.interpret(values, before)
+        if any(isinstance(leaf, Quantized) for leaf in tree_leaves(output)):
+            raise CompileError(
+                "a result of the model is a quantized tensor; programs give numbers: end the model with a DeQuantStub, or with "
+                "dequantize()"
+            )
         for path, value in assigned.items():
             if path in self.states:
                 self.get_buffer(path).copy_(value)
