@@ -26,7 +26,7 @@ import lapilli
 from lapilli.cli import main
 from lapilli.llm import LLM
 from lapilli.llm.decoder import Decoder
-from lapilli.llm.from_source import build, quantized, read
+from lapilli.llm.from_source import build, kept, quantized, read
 from lapilli.llm.gguf_source import read_gguf
 from lapilli.player import _player, check
 
@@ -597,6 +597,31 @@ def test_folders_can_be_quantized_on_the_way(quantize: Any, most: float, tmp_pat
             wanted = torch.log_softmax(decoder(torch.tensor([[1, 2, 3]]), torch.tensor([0]))[0], -1)
         for number, logprob in answer.tokens[0].likely:
             assert abs(logprob - float(wanted[number])) < 1e-4
+
+
+def test_matrices_of_any_width_can_be_quantized(tmp_path: Path) -> None:
+    """44 and 67 columns are no whole number of groups, 67 no whole number of bytes: codes all the same, and the tokens of what they
+    mean. Codes stay what they are, and that is said.
+    """
+    model = made("llama")
+    model.config.hidden_size, model.config.intermediate_size = 44, 67
+    model.config.num_attention_heads, model.config.head_dim, model.config.num_hidden_layers = 2, 22, 1
+    torch.manual_seed(0)
+    model = type(model)(model.config).eval().requires_grad_(False)
+    folder = save_folder(model, tmp_path / "model")
+    source = read(folder)
+    decoder = Decoder(source.shape, {k: quantized(v, "int4") for k, v in source.tensors.items()}, 64)
+    with of_one_plan(folder, 64, False, "int4") as lm:
+        matrices = sum(p.nbytes for p in model.parameters() if p.dim() > 1)
+        assert sum(c.size for c in lm.program.description.constants) < 0.22 * matrices
+        answer = lm.generate([1, 2, 3], max_tokens=2, logprobs=5)
+        with torch.no_grad():
+            wanted = torch.log_softmax(decoder(torch.tensor([[1, 2, 3]]), torch.tensor([0]))[0], -1)
+        for number, logprob in answer.tokens[0].likely:
+            assert abs(logprob - float(wanted[number])) < 1e-4
+    said = list[str]()
+    kept({k: quantized(v, "int8") for k, v in source.tensors.items()}, "fp32", "int4", (), said.append)
+    assert said == ["quantize='int4' changes nothing: all matrices are codes already, and stay as they are."]
 
 
 def test_damaged_files_are_errors_with_a_reason(files: tuple[Path, LLM], tmp_path: Path) -> None:

@@ -49,6 +49,18 @@ def test_numbers_become_codes(bits: int, most: int, squares: float, tails: bool)
     assert np.square(off[3:]).sum() <= (squares + 2**-10) * symmetric[3:].sum()
 
 
+@pytest.mark.parametrize("bits, stored", [(8, 1.0), (4, 0.5)])
+@pytest.mark.parametrize("columns", [472, 45, 7])
+def test_the_last_group_of_a_row_may_be_shorter(bits: int, stored: float, columns: int) -> None:
+    """Its numbers are those of a group that zeros fill up, and there is nothing more to store than their codes."""
+    x = np.random.default_rng(5).standard_normal((9, columns)).astype(np.float32)
+    found = of_numbers(x, bits)
+    padded = np.pad(x, ((0, 0), (0, -columns % 32)))
+    wanted = Weight.of(of_numbers(padded, bits))().numpy()[:, :columns]
+    np.testing.assert_array_equal(Weight.of(found)().numpy(), wanted)
+    assert found.nbytes == 9 * (int(np.ceil(columns * stored)) + 2 * -(-columns // 32))
+
+
 def test_no_rows_and_rows_of_several_parts() -> None:
     """Rows are rounded apart: of how many a matrix has changes nothing."""
     x = np.random.default_rng(3).standard_normal((2050, 32)).astype(np.float32)

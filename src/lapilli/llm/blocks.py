@@ -1,6 +1,7 @@
 """BlockedMatrix of GGUF as codes, scales and offsets: the quantized form of `code_operators.py`, taken apart bit for bit.
 
-A weight [rows, columns] is code * scale + offset, where `block` neighbours of a row share a scale and an offset. Codes of K-quants
+A weight [rows, columns] is code * scale + offset, where `block` neighbours of a row (its last ones may be fewer) share a scale and
+an offset. Codes of K-quants
 lie in blocks of 256, whose scales are codes themselves: their scale is the second of a pair. Nothing is rounded; bits move.
 """
 
@@ -273,17 +274,20 @@ def of_gguf(raw: Array, kind: str) -> BlockedMatrix:
 
 
 def of_numbers(x: Array, bits: int, group: int = 32) -> BlockedMatrix:
-    """float32 [rows, columns], rounded to codes of 8 or 4 bits with a float16 scale for `group` neighbours, of which columns are a
-    multiple.
+    """float32 [rows, columns], rounded to codes of 8 or 4 bits with a float16 scale for `group` neighbours; the last group of a row
+    may be shorter.
     """
-    grouped = x.reshape(len(x), x.shape[1] // group, group)
+    columns = x.shape[1]
+    padded = np.pad(x, ((0, 0), (0, -columns % group))) if columns % group else x
+    grouped = padded.reshape(len(x), padded.shape[1] // group, group)
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1, keepdims=True), -1)
     scale = (largest / _LARGEST[bits]).astype(np.float16)
     divisor = np.where(scale == 0, 1, scale).astype(np.float32)
-    codes = np.clip(np.rint(grouped / divisor), -(1 << bits - 1), (1 << bits - 1) - 1).astype(np.int8).reshape(x.shape)
+    codes = np.clip(np.rint(grouped / divisor), -(1 << bits - 1), (1 << bits - 1) - 1).astype(np.int8)
+    codes = codes.reshape(padded.shape)[:, : columns + columns % (8 // bits)]  # whole bytes
     if bits == 4:
-        return BlockedMatrix(x.shape[1], group, pack(codes + 8, 4), Parameter(scale[..., 0]), bits=4, low=-8)
-    return BlockedMatrix(x.shape[1], group, codes, Parameter(scale[..., 0]))
+        return BlockedMatrix(columns, group, pack(codes + 8, 4), Parameter(scale[..., 0]), bits=4, low=-8)
+    return BlockedMatrix(columns, group, np.ascontiguousarray(codes), Parameter(scale[..., 0]))
 
 
 _LARGEST = {8: -127, 4: -8}

@@ -22,7 +22,6 @@ from lapilli.llm.token_methods import methods
 
 Precision = Literal["fp32", "fp16"]
 Quantize = Literal["int8", "int4"]
-_GROUP = 32
 
 
 def read(path: Path) -> Source:
@@ -111,6 +110,9 @@ def kept(
             sizes[value.dtype] += value.numel()
     largest, other = sorted(sizes, key=lambda kind: -sizes[kind])
     said = list(notes)
+    matrices = [value for value in tensors.values() if isinstance(value, BlockedMatrix) or value.dim() == 2]
+    if quantize is not None and matrices and all(isinstance(value, BlockedMatrix) for value in matrices):
+        said.append(f"quantize={quantize!r} changes nothing: all matrices are codes already, and stay as they are.")
     weights: str = precision
     if precision == "fp32" and sizes[largest]:
         weights = "bf16-exact" if largest is torch.bfloat16 else "fp16-exact"
@@ -127,7 +129,7 @@ def kept(
 
 def quantized(value: Any, quantize: str | None) -> BlockedMatrix | torch.Tensor:
     """A tensor of a source, as `build` takes it: matrices of numbers as codes, if that is asked for."""
-    if quantize is None or isinstance(value, BlockedMatrix) or value.dim() != 2 or value.shape[1] % _GROUP:
+    if quantize is None or isinstance(value, BlockedMatrix) or value.dim() != 2:
         found: BlockedMatrix | torch.Tensor = value
         return found
-    return of_numbers(value.float().numpy(), 8 if quantize == "int8" else 4, _GROUP)
+    return of_numbers(value.float().numpy(), 8 if quantize == "int8" else 4)
