@@ -397,12 +397,47 @@ def test_answers_with_a_grammar_are_written_beside_others(lm: LLM) -> None:
     assert any(s.answer.reason == "stop" and len(s.answer.text) > 5 for s in streams[1::2])
     for bad in (
         dict(grammar="root ::= ("),
+        dict(grammar='root ::= root "a"'),
+        dict(grammar="start: /[/"),
         dict(json_schema={"type": 5}),
         dict(json_schema=5),
         dict(grammar="x", json_schema={}),
     ):
-        with pytest.raises(lapilli.InvalidInputError):
+        with pytest.raises(lapilli.InvalidInputError) as error:
             lm.generate("x", **bad)
+        assert len(str(error.value)) < 200 and "\n" not in error.value.args[0]
+
+
+def test_what_is_no_prompt_is_told(lm: LLM) -> None:
+    given: list[tuple[Any, str]] = [
+        (3, r"The prompt is 3 \(int\); it can be a text, a list of"), (None, "The prompt is None"), (b"the", r"their \.decode\(\)"),
+        (["a", 3], r"Prompt 1 of the list is 3 \(int\)"), ({"role": "user", "content": "a"}, "Give a list of it"),
+        (torch.tensor([1, 2]), r"Give its \.tolist\(\)"), (np.array([1, 2]), r"Give its \.tolist\(\)"),
+        ([1, True], r"has True \(bool\) at place 1"), ([1, 10**9], "at place 1; it can be .* 0 to 299"),
+        ("a\ud800", r"'\\ud800' at place 1, which is half of a character"), (["a", "\udfff"], "half of a character"),
+        ([{"role": "user", "content": "\ud800"}], "half of a character"),
+    ]  # fmt: skip
+    for prompt, reason in given:
+        with pytest.raises(lapilli.InvalidInputError, match=reason):
+            lm.generate(prompt, max_tokens=2)
+    calls: list[Any] = [lm.score, lm.perplexity, lm.embed, lm.tokens]
+    for text in (3, None, b"the", "\ud800"):
+        for call in calls:
+            with pytest.raises(lapilli.InvalidInputError, match="can be a text|half of a character"):
+                call(text)
+    with pytest.raises(lapilli.InvalidInputError, match=r"Text 1 is 3 \(int\)"):
+        lm.embed(["a", 3])  # type: ignore[list-item]
+    wrong: list[tuple[Any, str]] = [({"max_token": 1}, "max_token is no .* mean max_tokens"), ({"stop": 3}, "stop is")]
+    for options, reason in wrong:
+        with pytest.raises(lapilli.InvalidInputError, match=reason):
+            lm.generate("a", **options)
+    of_none: Any = []
+    assert lm.generate(of_none) == []
+    several: list[Any] = ["the", "a"]
+    one_by_one: Any = iter(several)
+    assert [a.text for a in lm.generate(one_by_one, max_tokens=4)] == [
+        a.text for a in lm.generate(several, max_tokens=4)
+    ]
 
 
 def test_several_prompts_are_written_in_one_step(lm: LLM) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import as_gpu
 import hostile
@@ -303,6 +303,20 @@ def test_what_is_given_is_checked(model: SequenceToSequence) -> None:
         model.generate("a", temperature=-1)
     with pytest.raises(lapilli.InvalidInputError, match="Several texts have no stream"):
         model.generate(["a", "b"], stream=True)
+
+
+def test_what_is_no_text_is_told(model: SequenceToSequence) -> None:
+    """What is no text is told, and no texts have no answers."""
+    given: list[tuple[Any, str]] = [
+        (3, r"The text is 3 \(int\); it can be a text, or a list of tokens"), (None, "The text is None"), (b"a", "decode"),
+        (["a", 3], r"Text 1 of the list is 3 \(int\)"), ("\ud800", "half of a character"), ([1, 10**9], "at place 1"),
+    ]  # fmt: skip
+    for text, reason in given:
+        with pytest.raises(lapilli.InvalidInputError, match=reason):
+            model.generate(text)
+    none, several = list[str](), ["a", "the"]
+    assert model.generate(none) == []
+    assert model.generate(cast(Any, iter(several)), max_tokens=3) == model.generate(several, max_tokens=3)
 
 
 def test_folders_that_are_none_are_refused(folder: Path, tmp_path: Path) -> None:

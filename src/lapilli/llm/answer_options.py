@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -76,8 +77,16 @@ class AnswerOptions:
     def of(cls, choices: Choices) -> AnswerOptions:
         """As a caller gives them: stop words may be one."""
         given: dict[str, Any] = dict(choices)
+        for name in given:
+            if name not in Choices.__annotations__:
+                close = difflib.get_close_matches(name, Choices.__annotations__, 1)
+                hint = f"Did you mean {close[0]}? " if close else ""
+                raise InvalidInputError(
+                    f"{name} is no option of an answer. {hint}There are {', '.join(Choices.__annotations__)}."
+                )
         stop = given.pop("stop", None)
-        return cls(**given, stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop))
+        one = isinstance(stop, str) or not isinstance(stop, Iterable)
+        return cls(**given, stop=() if stop is None else (stop,) if one else tuple(stop))
 
     def _check(self, name: str, good: bool, accepted: str) -> None:
         if not good:

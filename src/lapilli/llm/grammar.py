@@ -56,9 +56,9 @@ class Grammars:
         try:
             matcher = self._package.LLMatcher(self._tokens, compiled(given), log_level=0)
         except Exception as error:
-            raise InvalidInputError(f"{name} is not understood: {str(error)[:300]}.") from error
+            raise InvalidInputError(f"{name} is not understood: {_reason(str(error))}.") from error
         if matcher.is_error():
-            raise InvalidInputError(f"{name} is not understood: {matcher.get_error()[:300]}.")
+            raise InvalidInputError(f"{name} is not understood: {_reason(matcher.get_error())}.")
         return Grammar(matcher, self._words)
 
 
@@ -78,5 +78,16 @@ class Grammar:
         self._count = len(written)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: -(-self._words // 32)]
         if self._matcher.is_error() or not bits.any():
-            raise InvalidInputError(f"The grammar cannot go on: {self._matcher.get_error()[:300] or 'no token fits'}.")
+            raise InvalidInputError(
+                f"The grammar cannot go on: {_reason(self._matcher.get_error()) or 'no token fits'}."
+            )
         return bits
+
+
+def _reason(message: str) -> str:
+    """What the package says is wrong, without where it is shown and what state its parser is in."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if lines and lines[0].startswith("NoExtension"):
+        return "no token fits, or the rules have no end"
+    said = [*lines[:1], *(line for line in lines[1:] if line.startswith("error:"))]
+    return " ".join(said).split("<state>")[0].strip().rstrip(".")[:300]

@@ -21,6 +21,7 @@ from lapilli.llm.about import About, step_name, step_sizes
 from lapilli.llm.about_encoder import KEY as ENCODER_KEY
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.cache_size import CacheUse
+from lapilli.llm.given import is_token, shown, text_or_list
 from lapilli.llm.grammar import Grammar, Grammars
 from lapilli.llm.session import Session
 from lapilli.llm.stopping import Reader
@@ -294,7 +295,10 @@ class WritingModel(Closing):
 Prompt = str | Messages | Sequence[int]
 
 
-def _several(prompt: Any) -> bool:
+_ACCEPTED = 'a text, a list of {"role": "user", "content": text}, or a list of tokens'
+
+
+def _several(prompt: str | list[Any]) -> bool:
     """Whether this is a list of prompts: its elements are neither tokens nor messages."""
     return not isinstance(prompt, str) and any(not isinstance(p, int | Mapping) for p in prompt)
 
@@ -377,20 +381,22 @@ class LLM(WritingModel):
         """The tokens of a prompt: a text, messages of a chat, or tokens.
 
         Raises:
-            InvalidInputError: messages do not fit the chat template, or a number is no token.
+            InvalidInputError: it is something else, messages do not fit the chat template, or a number is no token.
         """
-        if isinstance(prompt, str):
-            found = self.text.encode(prompt)
-        elif prompt and all(isinstance(p, Mapping) for p in prompt):
-            found = self.text.encode(self.text.chat(prompt), special=False)  # type: ignore[arg-type]
-        else:
-            found = [p for p in prompt if isinstance(p, int) and 0 <= p < self._session.about.words]
-            if len(found) != len(prompt):
-                raise InvalidInputError(
-                    'A prompt is a text, a list of {"role": "user", "content": text}, or a list of tokens '
-                    f"(numbers from 0 to {self._session.about.words - 1})."
-                )
-        return found
+        return self._tokens(prompt, "The prompt")
+
+    def _tokens(self, prompt: Any, what: str) -> list[int]:
+        """what: is given, for messages."""
+        accepted = f"{_ACCEPTED} (numbers from 0 to {self._session.about.words - 1})"
+        given = text_or_list(prompt, what, accepted)
+        if isinstance(given, str):
+            return self.text.encode(given)
+        if given and all(isinstance(p, Mapping) for p in given):
+            return self.text.encode(self.text.chat(given), special=False)
+        for k, p in enumerate(given):
+            if not is_token(p, self._session.about.words):
+                raise InvalidInputError(f"{what} has {shown(p)} at place {k}; it can be {accepted}.")
+        return given
 
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **choices: Unpack[Choices]) -> Answer: ...
@@ -410,7 +416,7 @@ class LLM(WritingModel):
         What two prompts begin with alike is read once. An answer depends on its prompt and its options alone.
 
         Args:
-            prompt: a text to go on with; messages of a chat; or tokens. Or a list of those.
+            prompt: a text to go on with; messages of a chat; or tokens. Or a list, or an iterator, of those.
             stream: returns at once, a `AnswerStream` of pieces of text.
             max_tokens: how many tokens are written at most; None: until the cache is full.
             temperature: of the draws; 0: always the likeliest token.
@@ -431,17 +437,20 @@ class LLM(WritingModel):
             MissingExtraError: a grammar is given, and its package is not installed.
         """
         options = AnswerOptions.of(choices)
-        if not _several(prompt):
-            made = self._stream(prompt, options)
+        given = text_or_list(prompt, "The prompt", f"{_ACCEPTED}; or a list of those")
+        if given == [] and not stream:
+            return []
+        if not _several(given):
+            made = self._stream(given, options)
             return made if stream else self._written([made])[0]
         if stream:
             raise InvalidInputError(
                 "Several prompts have no stream: give one prompt, and read several streams in turn."
             )
-        return self._written([self._stream(p, options) for p in prompt])
+        return self._written([self._stream(p, options, f"Prompt {k} of the list") for k, p in enumerate(given)])
 
-    def _stream(self, prompt: Any, options: AnswerOptions) -> AnswerStream:
-        tokens = self.tokens(prompt)
+    def _stream(self, prompt: Any, options: AnswerOptions, what: str = "The prompt") -> AnswerStream:
+        tokens = self._tokens(prompt, what)
         if not tokens:
             # There is nothing to go on with: a text begins as the model's own do.
             tokens = [self._beginning()]
@@ -471,7 +480,7 @@ class LLM(WritingModel):
         Raises:
             InvalidInputError: the window is longer than the cache, or shorter than 2; or the text has fewer than 2 tokens.
         """
-        tokens = self.tokens(text)
+        tokens = self._tokens(text, "The text")
         length = self.context if window is None else window
         if isinstance(length, bool) or not isinstance(length, int) or not 2 <= length <= self.context:
             raise InvalidInputError(f"window is {window!r}; it can be 2 to {self.context}, which the cache holds.")
@@ -538,8 +547,8 @@ class LLM(WritingModel):
         Raises:
             InvalidInputError: there is no text, one has no tokens, or one has more than the cache holds.
         """
-        given = [texts] if isinstance(texts, str) else list(texts)
-        tokens = [self.tokens(t) for t in given]
+        given = text_or_list(texts, "What is embedded", "a text, or a list of texts or of lists of tokens")
+        tokens = [self._tokens(t, f"Text {k}") for k, t in enumerate([given] if isinstance(given, str) else given)]
         for k, found in enumerate(tokens):
             if not 0 < len(found) <= self.context:
                 raise InvalidInputError(

@@ -15,6 +15,7 @@ from lapilli.llm.about import About
 from lapilli.llm.about_encoder import AboutEncoder
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.beams import RANKED, Beams, BeamSearch
+from lapilli.llm.given import is_token, shown, text_or_list
 from lapilli.llm.language_model import Answer, AnswerStream, Token, WritingModel, closed_if_refused
 from lapilli.llm.turn import Allowed, Given
 from lapilli.runtime.program import Program
@@ -156,17 +157,20 @@ class SequenceToSequence(EncodingModel):
         """The tokens of a text, with the one that ends it; tokens as they are.
 
         Raises:
-            InvalidInputError: a number is no token, there is none, or there are more than the encoder has places for.
+            InvalidInputError: it is something else, a number is no token, there is none, or there are more than the encoder has
+                places for.
         """
-        if isinstance(text, str):
-            found = self.text.encode(text)
-        else:
-            words = self._session.about.words
-            found = [p for p in text if isinstance(p, int) and 0 <= p < words]
-            if len(found) != len(text):
-                raise InvalidInputError(
-                    f"What is given is a text, or a list of tokens (numbers from 0 to {words - 1})."
-                )
+        return self._tokens(text, "The text")
+
+    def _tokens(self, text: Any, what: str) -> list[int]:
+        """what: is given, for messages."""
+        words = self._session.about.words
+        accepted = f"a text, or a list of tokens (numbers from 0 to {words - 1})"
+        given = text_or_list(text, what, accepted)
+        found = self.text.encode(given) if isinstance(given, str) else given
+        for k, p in enumerate(found):
+            if not is_token(p, words):
+                raise InvalidInputError(f"{what} has {shown(p)} at place {k}; it can be {accepted}.")
         if not 0 < len(found) <= self.places:
             raise InvalidInputError(
                 f"The text has {len(found)} tokens; there can be 1 to {self.places}: shorten it, or compile the model with more "
@@ -202,7 +206,7 @@ class SequenceToSequence(EncodingModel):
         """Writes the answer to a text, or to each of several texts, as many in one step as the model has `sequences`.
 
         Args:
-            text: a text, or tokens; or a list of those.
+            text: a text, or tokens; or a list, or an iterator, of those.
             stream: returns at once, an `AnswerStream` of pieces of text.
             beams: the answer is searched for with so many beams, as transformers' `num_beams` does it; at most as many as the model
                 has `sequences`. Such answers are written one after the other, and have no stream and no other options than
@@ -217,7 +221,12 @@ class SequenceToSequence(EncodingModel):
             MissingExtraError: a grammar is given, and its package is not installed.
         """
         options, searched = AnswerOptions.of(choices), beams_of(beams)
-        one = isinstance(text, str) or not any(not isinstance(t, int) for t in text)
+        given = text_or_list(text, "The text", "a text, or a list of tokens; or a list of those")
+        if given == [] and not stream:
+            return []
+        one = isinstance(given, str) or all(isinstance(t, int) for t in given)
+        texts = [given] if one else list(given)
+        names = ["The text"] if one else [f"Text {k} of the list" for k in range(len(texts))]
         if stream and searched is not None:
             raise InvalidInputError(
                 "An answer that is searched for with beams has no stream: its beginning may change."
@@ -225,15 +234,15 @@ class SequenceToSequence(EncodingModel):
         if stream and not one:
             raise InvalidInputError("Several texts have no stream: give one text, and read several streams in turn.")
         if searched is not None:
-            found = [self._best(tokens, options, searched) for tokens in map(self.tokens, [text] if one else text)]
+            found = [self._best(tokens, options, searched) for tokens in map(self._tokens, texts, names)]
             return found[0] if one else found
-        if one:
-            made = self._stream(text, options)
-            return made if stream else self._written([made])[0]
-        return self._written([self._stream(t, options) for t in text])
+        made = [self._stream(tokens, options) for tokens in map(self._tokens, texts, names)]
+        if stream:
+            return made[0]
+        return self._written(made)[0] if one else self._written(made)
 
-    def _stream(self, text: Any, options: AnswerOptions) -> AnswerStream:
-        tokens, begin = self.tokens(text), [self._encoder.start]
+    def _stream(self, tokens: list[int], options: AnswerOptions) -> AnswerStream:
+        begin = [self._encoder.start]
         made = AnswerStream(self, begin, options, self._room(begin, options), _given(tokens))
         made.answer.prompt_tokens = len(tokens)
         return made

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from lapilli.errors import InvalidFileError, InvalidInputError
+from lapilli.llm.given import whole_text
 from lapilli.llm.packages import need
 
 Messages = Sequence[Mapping[str, Any]]
@@ -70,8 +71,10 @@ class Text:
         return found
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Tokens of a text. special: with those that the model wants at the beginning."""
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        """Tokens of a text. special: with those that the model wants at the beginning. Raises InvalidInputError for half a
+        character.
+        """
+        found: list[int] = self._tokenizer.encode(whole_text(text), add_special_tokens=special).ids
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:
