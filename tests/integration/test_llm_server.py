@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -209,9 +212,37 @@ def test_what_is_no_request(client: TestClient) -> None:
     assert client.post(path, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
     assert client.get(path).status_code == 405 and client.get("/v1/nothing").status_code == 404
     assert "not served" in client.get("/v1/nothing").json()["error"]["message"]
-    assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 400
+    response = client.get("/v1/models", headers={"host": "evil.example"})
+    assert response.status_code == 400 and "'evil.example' is not served" in response.json()["error"]["message"]
+    surrogate = rb'{"messages": [{"role": "user", "content": "\ud800"}]}'
+    response = client.post(path, content=surrogate, headers=json_type)
+    assert response.status_code == 400 and "half of a character" in response.json()["error"]["message"]
+    response = client.post("/v1/embeddings", content=rb'{"input": ["a", "\ud800"]}', headers=json_type)
+    assert response.status_code == 400 and "half of a character" in response.json()["error"]["message"]
     for prompt in (None, 5, ["a", "b"], [1, "b"], [1, 10**9]):
         assert client.post("/v1/completions", json={"prompt": prompt}).status_code == 400
+
+
+def test_what_nobody_expected_is_counted_and_told(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JSON, in a stream as its last event; what it was is for the log alone."""
+
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("secret")
+
+    with TestClient(application(lm), base_url="http://localhost") as client:
+        body: dict[str, Any] = {"prompt": "the", "max_tokens": 3}
+        with monkeypatch.context() as patch:
+            patch.setattr(lm._session, "next", fails)
+            streamed = client.post("/v1/completions", json=body | {"stream": True}).text
+            response = client.post("/v1/completions", json=body)
+        assert response.status_code == 500
+        for message in (response.json(), json.loads(streamed.strip().split("\n\n")[-1].removeprefix("data: "))):
+            assert message["error"]["type"] == "server_error" and "secret" not in message["error"]["message"]
+            assert "ZeroDivisionError" in message["error"]["message"]
+        text = client.get("/metrics").text
+        assert 'lapilli_requests_total{path="/v1/completions",status="500"} 1' in text
+        assert "lapilli_requests_waiting 0\n" in text
+        assert client.post("/v1/completions", json=body).status_code == 200
 
 
 def test_a_key_is_asked_for(lm: LLM) -> None:
@@ -326,6 +357,16 @@ def test_commands_write_and_talk(file: Path, tmp_path: Path) -> None:
         assert "MODEL" in run(lapilli.cli.main, [command, "--help"]).output
     found = run(lapilli.cli.main, ["generate", str(file), "x", "--temperature", "-1"])
     assert found.exit_code == 1 and "temperature is -1.0" in found.output
+
+
+def test_a_reader_that_has_enough_ends_an_answer_without_a_word(file: Path) -> None:
+    """As `lapilli generate ... | head -c 5` does."""
+    command = [sys.executable, "-m", "lapilli.cli", "generate", str(file), "the question", "--max-tokens", "100", "-q"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert done.stderr == "" and done.returncode == 1
 
 
 def test_compile_makes_the_file_that_save_writes(file: Path, tmp_path: Path) -> None:

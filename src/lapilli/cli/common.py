@@ -41,6 +41,8 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever read the results has enough of them: click ends without a word
         except (LapilliError, OSError) as error:
             if ctx.meta.get(VERBOSE):
                 click.echo("".join(map(printable_lines, traceback.format_exception(error))), err=True, nl=False)

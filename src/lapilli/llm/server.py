@@ -10,9 +10,10 @@ import asyncio
 import base64
 import hmac
 import json
+import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lapilli.errors import InvalidInputError, LapilliError
 from lapilli.llm.language_model import LLM, AnswerStream, Token
@@ -36,6 +38,7 @@ from lapilli.llm.requests import CompletionRequest, completion_request, embeddin
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """The hosts that requests name by default: a web page whose name leads to this machine is none of them."""
+_log = logging.getLogger(__name__)
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "length"}
 
 
@@ -182,6 +185,8 @@ def application(
                 response = Refusal(500, str(error)).response()
             except ClientDisconnect:
                 response = Response(status_code=499)
+            except Exception as error:
+                response = _failed(error).response()
             metrics.add("requests_total", 1, f'{{path="{request.url.path}",status="{response.status_code}"}}')
             return response
 
@@ -235,10 +240,41 @@ def application(
             Route("/metrics", guarded(numbers), methods=["GET"]),
             Route("/health", guarded(health, key=False), methods=["GET"]),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        middleware=[Middleware(KnownHosts, hosts=hosts)],
         exception_handlers={404: unknown, 405: unknown},
         lifespan=life,
     )
+
+
+class KnownHosts:
+    """Starlette's TrustedHostMiddleware, whose refusal is JSON as all others are."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = False
+
+        async def passed(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal known
+            known = True
+            await self._app(scope, receive, send)
+
+        async def answer(message: Message) -> None:
+            if known:
+                await send(message)
+
+        await TrustedHostMiddleware(passed, list(self._hosts), www_redirect=False)(scope, receive, answer)
+        if not known:
+            given = Headers(scope=scope).get("host", "")[:100]
+            refusal = Refusal(400, f"The host {given!r} is not served here: name one of {', '.join(self._hosts)}.")
+            await refusal.response()(scope, receive, send)
+
+
+def _failed(error: Exception) -> Refusal:
+    """What a client is told of an error that nobody expected; the log has the rest."""
+    _log.error("a request failed", exc_info=error)
+    return Refusal(500, f"The server failed ({type(error).__name__}); its log says more.")
 
 
 def _check_key(request: Request, api_key: str | None) -> None:
@@ -342,6 +378,8 @@ async def _events(desk: Desk, stream: AnswerStream, reply: Reply) -> AsyncGenera
         yield "data: [DONE]\n\n"
     except LapilliError as error:
         yield _event({"error": {"message": str(error), "type": "server_error"}})
+    except Exception as error:
+        yield _event({"error": {"message": _failed(error).message, "type": "server_error"}})
 
 
 def _event(value: Any) -> str:
