@@ -10,8 +10,8 @@ from typing import Any
 from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.ctranslate2 import whisper_tensors
 from lapilli.llm.encoder_decoder import Activation, TwoStacks
-from lapilli.llm.folder_source import json_of, name_of, text_of, weights_of
-from lapilli.llm.source import SPEECH_KINDS, TEXT_KINDS, reading
+from lapilli.llm.folder_source import check_files, json_of, name_of, text_of, weights_of
+from lapilli.llm.source import SPEECH_KINDS, TEXT_KINDS, check_layers, reading
 from lapilli.llm.text import Text
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu_new", "silu": "silu"}
@@ -110,6 +110,11 @@ def read_text_folder(path: Path) -> EncoderDecoderSource:
             head_scale=config["d_model"] ** -0.5 if tied else 1.0, buckets=config.get("relative_attention_num_buckets", 32),
             distance=config.get("relative_attention_max_distance", 128),
         )  # fmt: skip
+        for name, count, prefix in (
+            ("num_layers", shape.encoders, "enc.blk."),
+            ("num_decoder_layers", shape.decoders, "dec.blk."),
+        ):
+            check_layers(path / "config.json", name, count, tensors, prefix)
         source = EncoderDecoderSource(
             name_of(path, config), shape, tensors, text_of(path, config), int(config.get("decoder_start_token_id") or 0)
         )
@@ -156,6 +161,7 @@ def _of_hugging_face(path: Path) -> EncoderDecoderSource:
 
 
 def _of_ctranslate2(path: Path) -> EncoderDecoderSource:
+    check_files(path)
     config = json_of(path / "config.json")
     heads, tensors = whisper_tensors(path / "model.bin")
     text = text_of(path, {})
@@ -218,6 +224,7 @@ def _layers(tensors: Mapping[str, Any], part: str) -> int:
 
 
 def _config(path: Path, kinds: tuple[str, ...]) -> Any:
+    check_files(path)
     config = json_of(path / "config.json")
     kind = config.get("model_type")
     if kind not in kinds:

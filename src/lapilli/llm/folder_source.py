@@ -12,7 +12,7 @@ from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.decoder import Shape
 from lapilli.llm.gguf_source import arranged
 from lapilli.llm.packages import need
-from lapilli.llm.source import KINDS, SPEECH_KINDS, TEXT_KINDS, Source, reading
+from lapilli.llm.source import KINDS, SPEECH_KINDS, TEXT_KINDS, Source, check_layers, reading
 from lapilli.llm.text import Text
 
 _NAMES = {
@@ -41,8 +41,11 @@ def read_folder(path: Path) -> Source:
         OSError: a file is missing or cannot be read.
     """
     with reading(path):
+        check_files(path)
         config = json_of(path / "config.json")
         kind = config.get("model_type")
+        if kind is None and (path / "model.bin").exists() and "suppress_ids" in config:
+            raise CompileError(f"The model in {path} is CTranslate2's of Whisper: lapilli.Transcriber compiles it.")
         for kinds, reader in ((TEXT_KINDS, "SequenceToSequence"), (SPEECH_KINDS, "Transcriber")):
             if kind in kinds:
                 raise CompileError(f"The model in {path} has an encoder ({kind}): lapilli.{reader} compiles it.")
@@ -50,6 +53,7 @@ def read_folder(path: Path) -> Source:
             raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(KINDS)}.")
         shape = _shape(kind, config)
         tensors = _tensors(path, kind)
+        check_layers(path / "config.json", "num_hidden_layers", shape.layers, tensors)
         if config.get("tie_word_embeddings", kind in (*_OF_ONE, "smollm3")):
             tensors.pop("output.weight", None)
         if config.get("logits_scaling", 1) != 1:
@@ -62,6 +66,18 @@ def read_folder(path: Path) -> Source:
 def name_of(path: Path, config: Mapping[str, Any]) -> str:
     """What the model in a folder is called."""
     return str(config.get("_name_or_path") or path.resolve().name)
+
+
+def check_files(path: Path) -> None:
+    """Raises FileNotFoundError if a folder lacks a file that all have."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).exists():
+            advice = ""
+            if name == "tokenizer.json" and (path / "tokenizer.model").exists():
+                advice = " tokenizer.model is not read: transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…) makes it."
+            raise FileNotFoundError(
+                f"{path} has no {name}: a model's folder has config.json, *.safetensors and tokenizer.json.{advice}"
+            )
 
 
 def json_of(path: Path) -> Any:
@@ -90,6 +106,14 @@ def weights_of(path: Path) -> Iterator[tuple[str, Any]]:
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{path} has no *.safetensors; weights in other formats are not read.")
+    index = path / "model.safetensors.index.json"
+    named = sorted(set(json_of(index)["weight_map"].values())) if index.exists() else []
+    missing = [name for name in named if not (path / str(name)).exists()]
+    if missing:
+        raise FileNotFoundError(
+            f"{path} lacks {', '.join(map(str, missing[:5]))}{', …' * (len(missing) > 5)}, {len(missing)} of the {len(named)} "
+            f"files that {index.name} names: get them, too."
+        )
     for file in files:
         try:
             with safetensors.safe_open(file, framework="pt") as opened:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lapilli.errors import CompileError
+from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm import blocks
 from lapilli.llm.blocks import BlockedMatrix
 from lapilli.llm.decoder import Shape
 from lapilli.llm.gguf_tokenizer import text_of
 from lapilli.llm.packages import need
-from lapilli.llm.source import ARCHITECTURES, Source, reading
+from lapilli.llm.source import ARCHITECTURES, Source, check_layers, reading
 
 _MEAN = 1
 """llama.cpp's number of the mean over tokens."""
@@ -33,13 +33,22 @@ def read_gguf(path: Path) -> Source:
     """
     package = need("gguf", "A GGUF file")
     with reading(path):
-        reader = package.GGUFReader(os.fspath(path))
+        try:
+            reader = package.GGUFReader(os.fspath(path))
+        except OSError:
+            raise
+        except Exception as error:  # of what it stumbles over
+            raise InvalidFileError(
+                f"{path} is no whole GGUF file: it ends too early or is damaged ({str(error)[:100]}). It has {path.stat().st_size} "
+                "bytes; compare that, and get it again."
+            ) from error
         fields = {name: field.contents() for name, field in reader.fields.items()}
         kind = fields.get("general.architecture")
         if kind not in ARCHITECTURES:
             raise CompileError(f"The architecture of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
         tensors = {t.name: _tensor(t) for t in reader.tensors}
         shape = _shape(kind, fields, tensors)
+        check_layers(path, f"{kind}.block_count", shape.layers, tensors)
         name = str(fields.get("general.name") or path.stem)
         source = Source(name, shape, arranged(kind, shape, tensors), text_of(fields))
         if fields.get(f"{kind}.pooling_type") == _MEAN:

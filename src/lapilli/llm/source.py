@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lapilli.errors import InvalidFileError, LapilliError
@@ -70,6 +71,15 @@ class Source:
                 bias = _size(given.get(f"{key}.bias"))
                 if bias not in (None, size[:1]):
                     raise InvalidFileError(f"{self.name}: {key}.bias is of shape {bias}; the model's is {size[:1]}.")
+
+
+def check_layers(path: Path, name: str, said: int, tensors: Iterable[str], prefix: str = "blk.") -> None:
+    """Raises InvalidFileError if a file's number of layers, which is called so there, is not that of its weights."""
+    found = len({key.removeprefix(prefix).split(".")[0] for key in tensors if key.startswith(prefix)})
+    if said != found:
+        raise InvalidFileError(
+            f"{path}: {name} is {said}, and there are weights of {found} layers: one of them is wrong."
+        )
 
 
 def _size(value: Any) -> tuple[int, ...] | None:
