@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -750,7 +751,7 @@ def test_the_player_writes_the_same_tokens(sequences: int, tmp_path: Path) -> No
 
 
 def test_scores_are_the_models_own(files: tuple[Path, LLM], lm: LLM) -> None:
-    """Of a text in windows, beside the decoder by torch; several windows are read in one step."""
+    """Of a text in windows, beside the decoder by torch. Windows are read a part at a time, with no step for a token."""
     source = read_gguf(files[0].with_suffix(".gguf"))
     tokens = lm.tokens(PROMPT * 3)[:70]
     wanted, window = [], 16
@@ -763,7 +764,7 @@ def test_scores_are_the_models_own(files: tuple[Path, LLM], lm: LLM) -> None:
     lm._session.steps = []
     found = lm.score(tokens, window=window)
     assert found.shape == (65,) and np.abs(found - torch.cat(wanted).numpy()).max() < 1e-4
-    assert max(lm._session.steps) == SEQUENCES
+    assert not lm._session.steps
     assert lm.perplexity(tokens, window=window) == pytest.approx(float(np.exp(-found.mean())))
     assert lm.generate(PROMPT, max_tokens=8) == lm.generate(PROMPT, max_tokens=8)  # all tokens may be written again
     assert len({t.id for t in lm.generate(PROMPT, max_tokens=8).tokens}) > 1
@@ -774,6 +775,21 @@ def test_scores_are_the_models_own(files: tuple[Path, LLM], lm: LLM) -> None:
     ):
         with pytest.raises(lapilli.InvalidInputError, match=said):
             lm.score(text, window=length)
+
+
+def test_reading_a_long_text_is_said(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the notice for work that takes longer than two seconds."""
+    said = list[str]()
+
+    def working(work: Any) -> Any:
+        said.append(work.present)
+        return nullcontext()
+
+    monkeypatch.setattr("lapilli.llm.language_model.working", working)
+    lm.score(PROMPT)
+    lm.perplexity(PROMPT)
+    lm.embed(PROMPT)
+    assert said == ["reading a text"] * 3
 
 
 def test_perplexity_on_the_command_line(files: tuple[Path, LLM], lm: LLM, tmp_path: Path) -> None:

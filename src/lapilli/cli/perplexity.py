@@ -9,6 +9,7 @@ import click
 
 from lapilli.cli.common import json_option, print_json, working
 from lapilli.cli.language_models import model_options, opened
+from lapilli.runtime import notice
 
 
 @click.command()
@@ -44,7 +45,7 @@ def perplexity(
 
     text = file.read_text(encoding="utf-8")
     with opened(model, device, context, precision, quantize, sequences, cache) as lm:
-        with working(f"Reading {file.name}"):
+        with working(f"Reading {file.name}"), notice.silenced():
             scores = lm.score(lm.tokens(text)[:tokens], window=window)
         found = float(np.exp(-scores.mean()))
         if as_json:

@@ -19,6 +19,8 @@ LONGEST = 512
 """The most tokens of a prompt that are read at once."""
 Pooling = Literal["last", "mean"]
 MOST_SEQUENCES = 256
+SCORED = 128
+"""The most tokens of a text whose logits are there at once."""
 KNOWN = -1
 """Instead of the token of a row: that of the step before."""
 

@@ -26,12 +26,13 @@ from lapilli.llm.grammar import Grammar, Grammars
 from lapilli.llm.session import Session
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
-from lapilli.llm.turn import Allowed, Given, Turn, bits_of
+from lapilli.llm.turn import Allowed, Given, Turn
 from lapilli.player import MemoryInfo
 from lapilli.runtime.closing import Closing
 from lapilli.runtime.compiler_packages import require_compiler
 from lapilli.runtime.host import OWN, Permission
 from lapilli.runtime.load import load
+from lapilli.runtime.notice import Work, working
 from lapilli.runtime.program import Program
 
 
@@ -295,6 +296,7 @@ class WritingModel(Closing):
 Prompt = str | Messages | Sequence[int]
 
 
+_READING = Work("reading a text", "read a text")
 _ACCEPTED = 'a text, a list of {"role": "user", "content": text}, or a list of tokens'
 
 
@@ -467,8 +469,7 @@ class LLM(WritingModel):
     def score(self, text: str | Sequence[int], *, window: int | None = None) -> NDArray[np.float64]:
         """How likely the model finds a text: the logarithm of each token's probability after those before it.
 
-        The text is read in windows; each one's first token has nothing before it, so it is not in the result. As many windows
-        are read in one step as the model has `sequences`.
+        The text is read in windows; each one's first token has nothing before it, so it is not in the result.
 
         Args:
             text: a text, or tokens.
@@ -478,7 +479,8 @@ class LLM(WritingModel):
             [tokens - windows].
 
         Raises:
-            InvalidInputError: the window is longer than the cache, or shorter than 2; or the text has fewer than 2 tokens.
+            InvalidInputError: the window is longer than the cache, or shorter than 2; or the text has fewer than 2 tokens; or the
+                file was compiled by a version before this method.
         """
         tokens = self._tokens(text, "The text")
         length = self.context if window is None else window
@@ -486,47 +488,16 @@ class LLM(WritingModel):
             raise InvalidInputError(f"window is {window!r}; it can be 2 to {self.context}, which the cache holds.")
         if len(tokens) < 2:
             raise InvalidInputError(f"The text has {len(tokens)} tokens; the likelihood of a second one can be told.")
+        if "score" not in self.program.methods:
+            raise InvalidInputError(f"{self.name} was compiled by a version before `score`: compile it again.")
         cut = [tokens[k : k + length] for k in range(0, len(tokens), length)]
-        waiting, found = deque(part for part in cut if len(part) > 1), list[list[float]]()
-        seats = self._session.seats
-        while waiting:
-            group = list[list[int]]()
-            try:
-                while waiting and seats.acquire(blocking=not group):
-                    group.append(waiting.popleft())
-                found += self._scores(group)
-            finally:
-                for _ in group:
-                    seats.release()
-        return np.concatenate([np.array(part) for part in found])
-
-    def _scores(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of texts that are read in the same steps: each token is the only one that may follow those before it."""
-        words = self._session.about.words
-
-        def following(text: Sequence[int]) -> Callable[[Sequence[int]], NDArray[np.int32]]:
-            return lambda written: bits_of([text[1 + len(written)]], words)
-
-        turns = [Turn(t[:1], AnswerOptions(), 0, len(t) - 1, (), following(t)) for t in texts]
-        found: list[list[float]] = [[] for _ in texts]
-        try:
-            for turn in turns:
-                turn.steady = True
-                self._session.enter(turn)
-            rows = list(zip(turns, texts, found, strict=True))
-            while rows := [row for row in rows if len(row[2]) + 1 < len(row[1])]:
-                oldest = rows[0][0]  # which waits for none of the others
-                for turn, text, scores in rows:
-                    written = self._session.next(turn, wait=turn is oldest)
-                    if written is not None:
-                        assert written[0] == text[len(scores) + 1]
-                        scores.append(written[1])
-                    if len(scores) + 1 == len(text):
-                        self._session.leave(turn)
-        finally:
-            for turn in turns:
-                self._session.leave(turn)
-        return found
+        found = list[NDArray[np.float32]]()
+        with working(_READING):
+            for part in cut:
+                if len(part) > 1:
+                    with self._session.seats:
+                        found.append(self._session.scores(part))
+        return np.concatenate(found, dtype=np.float64)
 
     def perplexity(self, text: str | Sequence[int], *, window: int | None = None) -> float:
         """How surprised the model is by a text: e to the power of minus the mean of what `score` gives; arguments and errors as
@@ -556,7 +527,8 @@ class LLM(WritingModel):
                 )
         if not tokens:
             raise InvalidInputError("There is no text to embed.")
-        return np.stack([self._session.embedding(t) for t in tokens])
+        with working(_READING):
+            return np.stack([self._session.embedding(t) for t in tokens])
 
     def _beginning(self) -> int:
         for name in ("bos_token", "eos_token"):

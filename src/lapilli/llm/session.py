@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lapilli.errors import InvalidFileError, InvalidInputError
-from lapilli.llm.about import KNOWN, LONGEST, About, step_name, step_sizes
+from lapilli.llm.about import KNOWN, LONGEST, SCORED, About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions
 from lapilli.llm.beams import BeamSearch
 from lapilli.llm.cache_size import CacheUse
@@ -110,21 +110,30 @@ class Session:
 
     def embedding(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Of a text, [width]: of its last token, or the mean of all, of length 1."""
+        rows = self._embedded(list(tokens) * 2 if len(tokens) == 1 else tokens)[: len(tokens)]
+        whole: NDArray[np.float32] = rows[-1] if self.about.pooling == "last" else rows.mean(0, dtype=np.float32)
+        return whole / max(float(np.linalg.norm(whole)), 1e-12)
+
+    def scores(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The logarithm of the probability of each of two or more tokens but the first, after those before it."""
+        rows, following = self._embedded(tokens), np.array([*tokens[1:], 0])
+        with self.lock:
+            runs = [self._submit("score", rows[a:b], following[a:b]) for a, b in _parts(len(tokens), SCORED)]
+            return np.concatenate([run.result() for run in runs])[:-1]
+
+    def _embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """What the head would read of each of two or more tokens, [tokens, width]."""
         with self.lock:
             self._free()
             slot = self._least_useful()
             self._drop(slot)
-            place = np.array([slot.line])
-            given = list(tokens) * 2 if len(tokens) == 1 else list(tokens)  # the method takes two or more
-            cuts = [*range(0, len(given), LONGEST), len(given)]
-            if cuts[-1] - cuts[-2] == 1:
-                cuts[-2] -= 1
-            self._reserve(slot, None, 0, len(given))
-            runs = [self._submit("embed", np.array([given[a:b]]), place, np.array([a])) for a, b in pairwise(cuts)]
-            rows = np.concatenate([run.result() for run in runs])[: len(tokens)]
+            self._reserve(slot, None, 0, len(tokens))
+            place, runs = np.array([slot.line]), []
+            for a, b in _parts(len(tokens), LONGEST):
+                runs.append(self._submit("embed", np.array([tokens[a:b]]), place, np.array([a])))
+            found = np.concatenate([run.result() for run in runs])
             self._drop(slot)
-        whole: NDArray[np.float32] = rows[-1] if self.about.pooling == "last" else rows.mean(0, dtype=np.float32)
-        return whole / max(float(np.linalg.norm(whole)), 1e-12)
+        return found
 
     def search(
         self, begin: Sequence[int], given: Given, search: BeamSearch, allowed: Allowed = None, timed: bool = False
@@ -486,6 +495,14 @@ class Session:
             turn.tokens.append(token)
             found = [] if likely is None else list(zip(*(x.tolist() for x in likely), strict=True))
             turn.unread.append((token, float(logprobs[row]), found[: turn.options.logprobs]))
+
+
+def _parts(count: int, most: int) -> list[tuple[int, int]]:
+    """Where the parts of two or more begin and end: at most so many, and at least two, which methods take."""
+    cuts = [*range(0, count, most), count]
+    if cuts[-1] - cuts[-2] == 1:
+        cuts[-2] -= 1
+    return list(pairwise(cuts))
 
 
 def _wait_for_others(turns: Sequence[Turn]) -> bool:

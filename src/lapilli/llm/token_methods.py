@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapilli.llm.about import LONGEST, step_name, step_sizes
+from lapilli.llm.about import LONGEST, SCORED, step_name, step_sizes
 from lapilli.llm.beams import RANKED
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.encoder_decoder import EncoderDecoder
@@ -118,6 +118,14 @@ class DecoderMethods(TokenMethods):
         """What the head would read of each token, [n, width]; arguments as for `prompt`, start: int64 [1]."""
         return self.model.hidden(tokens, start, sequence)[0].float()
 
+    def score(self, given: Tensor, following: Tensor) -> Tensor:
+        """Log-probabilities [n] of tokens int64 [n] after those of which `embed` gave [n, width]. A method that reads the tokens
+        itself would take as long to compile as `embed` does.
+        """
+        logits = self.model.head(given[None])[0].float()
+        found: Tensor = logits.gather(-1, following[:, None])[:, 0] - logits.logsumexp(-1)
+        return found
+
 
 class EncoderDecoderMethods(TokenMethods):
     """Those of an encoder and a decoder, with one for what is given: tokens, or a spectrum.
@@ -180,7 +188,10 @@ def methods(model: Decoder) -> dict[str, Any]:
     writer = DecoderMethods(model).requires_grad_(False).eval()
     found, first = _writing(writer), torch.zeros(1, dtype=torch.int64)
     count = _count(model.size.context)
-    found["embed"] = (writer.embed, (torch.zeros(1, 8, dtype=torch.int64), first, first), (count, None, None))
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    found["embed"] = (writer.embed, (tokens, first, first), (count, None, None))
+    rows = {0: torch.export.Dim("rows", min=2, max=SCORED)}
+    found["score"] = (writer.score, (torch.zeros(8, model.shape.width), tokens[0]), (rows, rows))
     return found
 
 
