@@ -12,13 +12,15 @@ import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, const, indirect, is_finite, load, select, unary, where
-from lapilli.ir.integer import Int, as_int
+from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Constant, Convolution, Map, Node, Reduce
 from lapilli.ir.ranges import least_code
 from lapilli.lower.registry import LONGEST, Call, lowering
 
 aten = torch.ops.aten
 
+_FEW_KERNELS, _MUCH_WORK = 4, 1 << 24
+"""Convolutions that a transposed one may be whatever its size is, and multiplications from which on it may be more."""
 _SPREAD = 8
 """The most by which inserted zeros may enlarge the input of a transposed convolution; beyond that it is gathered instead."""
 
@@ -145,12 +147,18 @@ def _phases_of(kernel: int, stride: int) -> list[_Phases]:
 
 
 def _has_phases(x: Node, w: Node, stride: list[int], dilation: list[int], groups: int) -> bool:
-    """Whether a transposed convolution is computed by phases. Where each channel is by itself, zeros cost less than phases."""
+    """Whether a transposed convolution is computed by phases. Where each channel is by itself, or many kernels have little to do, zeros
+    cost less.
+    """
     kernel = [k.value for k in w.shape[2:]]
     if math.prod(stride) == 1 or any(d != 1 for d in dilation) or None in kernel:
         return False
     of_floats = x.dtype.is_float and w.dtype.is_float and not _is_of_integers(w)
-    return of_floats and not (groups > 1 and w.shape[1] == 1)
+    if not of_floats or (groups > 1 and w.shape[1] == 1):
+        return False
+    kernels = math.prod(sum(p.taps > 0 for p in _phases_of(k or 0, s)) for k, s in zip(kernel, stride, strict=True))
+    work = product([*x.shape, *w.shape[1:]]).value
+    return kernels <= _FEW_KERNELS or work is None or work >= _MUCH_WORK
 
 
 def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[int], groups: int, finite: bool) -> Map:
@@ -247,8 +255,8 @@ def _gathered(
                 guards.append(-(t % s))
         c = r[0] if groups == 1 else at[1] // per_group * channels + r[0]
         o = at[1] if groups == 1 else at[1] % per_group
-        product = load(x, [at[0], c, *places]) * load(w, [c, o, *r[1:]])
-        return select(guards, product, const(0, product.dtype))
+        term = load(x, [at[0], c, *places]) * load(w, [c, o, *r[1:]])
+        return select(guards, term, const(0, term.dtype))
 
     return call.reduce("sum", body, call.shape, [channels, *w.shape[2:]], name="_gathered" if needed else "")
 
