@@ -147,8 +147,8 @@ def _phases_of(kernel: int, stride: int) -> list[_Phases]:
 
 
 def _has_phases(x: Node, w: Node, stride: list[int], dilation: list[int], groups: int) -> bool:
-    """Whether a transposed convolution is computed by phases. Where each channel is by itself, or many kernels have little to do, zeros
-    cost less.
+    """Whether a transposed convolution is computed by phases. Zeros cost less where channels are by themselves, or where many
+    kernels have little to do.
     """
     kernel = [k.value for k in w.shape[2:]]
     if math.prod(stride) == 1 or any(d != 1 for d in dilation) or None in kernel:
