@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -775,6 +775,30 @@ def test_scores_are_the_models_own(files: tuple[Path, LLM], lm: LLM) -> None:
     ):
         with pytest.raises(lapilli.InvalidInputError, match=said):
             lm.score(text, window=length)
+
+
+def test_compiling_is_said_from_the_beginning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nobody gives a progress, which would say it: the import of torch and the reading of the source are in it."""
+    inside, found = list[str](), list[list[str]]()
+
+    @contextmanager
+    def working(work: Any) -> Any:
+        inside.append(work.present)
+        try:
+            yield
+        finally:
+            inside.pop()
+
+    def compiled(path: Path, **_: Any) -> bytes:
+        found.append(list(inside))
+        raise lapilli.CompileError("enough")
+
+    monkeypatch.setattr("lapilli.llm.language_model.working", working)
+    monkeypatch.setattr(LLM, "_compiled", compiled)
+    for progress in (None, lambda *_: None):
+        with pytest.raises(lapilli.CompileError, match="enough"):
+            LLM(tmp_path, progress=progress)
+    assert found == [["compiling a language model"], []]
 
 
 def test_reading_a_long_text_is_said(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """`python -m lapilli.cli`."""
 
-from lapilli.cli import main
+from lapilli.command import main
 
 main()

@@ -98,17 +98,15 @@ def compile_(
         raise InvalidInputError(
             f"--context, --quantize, --sequences and --cache are for language models; {model} is none."
         )
-    from lapilli.capture.examples import example_inputs
-    from lapilli.compiler import compile_to_bytes
-    from lapilli.runtime.description import Description
-    from lapilli.runtime.host import unlisted
-    from lapilli.runtime.interface import interfaces
-    from lapilli.target import usual_precision
-
-    precision = precision or usual_precision(target)
     start = time.perf_counter()
     with progress_bar() as bar:
         task = bar.add_task(f"reading {model.name}", total=None)
+        # torch takes seconds to import: what is said comes first
+        from lapilli.capture.examples import example_inputs
+        from lapilli.compiler import compile_to_bytes
+        from lapilli.target import usual_precision
+
+        precision = precision or usual_precision(target)
 
         def progress(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)
@@ -126,6 +124,10 @@ def compile_(
                 model, examples, precision=precision, dynamic_shapes=shapes, target=target, fallback=fallback,
                 metadata=metadata, progress=progress, each_kernel=None if msl is None else _written_to(msl),
             )  # fmt: skip
+    from lapilli.runtime.description import Description
+    from lapilli.runtime.host import unlisted
+    from lapilli.runtime.interface import interfaces
+
     with output_file(output) as file:
         file.write(data)
     seconds = time.perf_counter() - start

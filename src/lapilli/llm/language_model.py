@@ -8,7 +8,7 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
@@ -34,6 +34,8 @@ from lapilli.runtime.host import OWN, Permission
 from lapilli.runtime.load import load
 from lapilli.runtime.notice import Work, working
 from lapilli.runtime.program import Program
+
+_COMPILING = Work("compiling a language model", "compiled a language model")
 
 
 @contextmanager
@@ -208,7 +210,9 @@ class WritingModel(Closing):
             raise FileNotFoundError(f"{path}: no such file or folder")
         if path is not None and path.suffix != ".lap":
             require_compiler()
-            return Program(cls._compiled(path, **options, **talk), device, permission=OWN)
+            # From the import of torch to the program on the device: of either alone, nothing would be said.
+            with nullcontext() if talk["progress"] else working(_COMPILING):
+                return Program(cls._compiled(path, **options, **talk), device, permission=OWN)
         if dict(options) != dict(usual):
             *names, last = options
             raise CompileError(f"{', '.join(names)} and {last} are chosen when a model is compiled; this file has been")
