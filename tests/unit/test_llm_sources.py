@@ -54,11 +54,14 @@ def test_a_missing_shard_is_named(model: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("reader", [read, read_text_folder, read_speech_folder])
+@pytest.mark.parametrize(
+    "reader, kind", [(read, "llama"), (read_text_folder, "t5"), (read_speech_folder, "whisper")]
+)  # fmt: skip
 def test_a_missing_file_of_a_folder_is_named(
-    model: object, lost: str, reader: Callable[[Path], object], tmp_path: Path
+    model: object, lost: str, reader: Callable[[Path], object], kind: str, tmp_path: Path
 ) -> None:
     folder = save_folder(model, tmp_path / "model")
+    _config(folder, model_type=kind)
     (folder / lost).unlink()
     (folder / "tokenizer.model").touch()
     with pytest.raises(FileNotFoundError, match=f"has no {lost}: a model's folder has config.json") as error:

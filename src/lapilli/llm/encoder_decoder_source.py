@@ -10,7 +10,7 @@ from typing import Any
 from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.ctranslate2 import whisper_tensors
 from lapilli.llm.encoder_decoder import Activation, TwoStacks
-from lapilli.llm.folder_source import check_files, json_of, name_of, text_of, weights_of
+from lapilli.llm.folder_source import check_file, json_of, name_of, text_of, weights_of
 from lapilli.llm.source import SPEECH_KINDS, TEXT_KINDS, check_layers, reading
 from lapilli.llm.text import Text
 
@@ -161,7 +161,8 @@ def _of_hugging_face(path: Path) -> EncoderDecoderSource:
 
 
 def _of_ctranslate2(path: Path) -> EncoderDecoderSource:
-    check_files(path)
+    check_file(path, "config.json")
+    check_file(path, "tokenizer.json")
     config = json_of(path / "config.json")
     heads, tensors = whisper_tensors(path / "model.bin")
     text = text_of(path, {})
@@ -224,11 +225,12 @@ def _layers(tensors: Mapping[str, Any], part: str) -> int:
 
 
 def _config(path: Path, kinds: tuple[str, ...]) -> Any:
-    check_files(path)
+    check_file(path, "config.json")
     config = json_of(path / "config.json")
     kind = config.get("model_type")
     if kind not in kinds:
         raise CompileError(f"The model type of {path} is {kind!r}; taken here are {', '.join(kinds)}.")
+    check_file(path, "tokenizer.json")
     return config
 
 

@@ -41,7 +41,7 @@ def read_folder(path: Path) -> Source:
         OSError: a file is missing or cannot be read.
     """
     with reading(path):
-        check_files(path)
+        check_file(path, "config.json")
         config = json_of(path / "config.json")
         kind = config.get("model_type")
         if kind is None and (path / "model.bin").exists() and "suppress_ids" in config:
@@ -51,6 +51,7 @@ def read_folder(path: Path) -> Source:
                 raise CompileError(f"The model in {path} has an encoder ({kind}): lapilli.{reader} compiles it.")
         if kind not in KINDS:
             raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(KINDS)}.")
+        check_file(path, "tokenizer.json")
         shape = _shape(kind, config)
         tensors = _tensors(path, kind)
         check_layers(path / "config.json", "num_hidden_layers", shape.layers, tensors)
@@ -68,16 +69,18 @@ def name_of(path: Path, config: Mapping[str, Any]) -> str:
     return str(config.get("_name_or_path") or path.resolve().name)
 
 
-def check_files(path: Path) -> None:
+def check_file(path: Path, name: str) -> None:
     """Raises FileNotFoundError if a folder lacks a file that all have."""
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).exists():
-            advice = ""
-            if name == "tokenizer.json" and (path / "tokenizer.model").exists():
-                advice = " tokenizer.model is not read: transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…) makes it."
-            raise FileNotFoundError(
-                f"{path} has no {name}: a model's folder has config.json, *.safetensors and tokenizer.json.{advice}"
-            )
+    if (path / name).exists():
+        return
+    advice = ""
+    if name == "tokenizer.json" and (path / "tokenizer.model").exists():
+        advice = (
+            " tokenizer.model is not read: transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…) makes it."
+        )
+    raise FileNotFoundError(
+        f"{path} has no {name}: a model's folder has config.json, *.safetensors and tokenizer.json.{advice}"
+    )
 
 
 def json_of(path: Path) -> Any:
