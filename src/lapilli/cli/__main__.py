@@ -1,5 +1,5 @@
 """`python -m lapilli.cli`."""
 
-from lapilli.command import main
+from lapilli.cli import main
 
 main()
