@@ -1,8 +1,8 @@
 """BlockedMatrix of GGUF as codes, scales and offsets: the quantized form of `code_operators.py`, taken apart bit for bit.
 
 A weight [rows, columns] is code * scale + offset, where `block` neighbours of a row (its last ones may be fewer) share a scale and
-an offset. Codes of K-quants
-lie in blocks of 256, whose scales are codes themselves: their scale is the second of a pair. Nothing is rounded; bits move.
+an offset. Codes of K-quants lie in blocks of 256, whose scales are codes themselves: their scale is the second of a pair. Nothing
+is rounded; bits move.
 """
 
 from __future__ import annotations
