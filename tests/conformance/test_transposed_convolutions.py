@@ -71,6 +71,7 @@ def test_random_transposed_convolutions(seed: int, plan: Any, gpu_plans: None) -
         (nn.ConvTranspose2d(32, 16, 4, 2, 1), (14, 14)), (nn.ConvTranspose2d(32, 16, 2, 2), (14, 14)),
         (nn.ConvTranspose2d(32, 16, 3, 2, 1, 1), (14, 14)), (nn.ConvTranspose2d(32, 16, 4, 4), (14, 14)),
         (nn.ConvTranspose1d(32, 16, 16, 8, 4), (100,)), (nn.ConvTranspose2d(8, 8, 16, 8, 4), (14, 14)),
+        (nn.ConvTranspose3d(4, 4, 5, 3, 1, 1), (12, 12, 12)),
     ],
 )  # fmt: skip
 def test_zeros_are_not_multiplied(layer: Any, size: tuple[int, ...]) -> None:

@@ -20,7 +20,9 @@ from lapilli.lower.registry import LONGEST, Call, lowering
 aten = torch.ops.aten
 
 _FEW_KERNELS, _MUCH_WORK = 4, 1 << 24
-"""Convolutions that a transposed one may be whatever its size is, and multiplications from which on it may be more."""
+"""Convolutions that a transposed one may be whatever its size is, and multiplications from which on it may be more, unless there
+would be too many zeros.
+"""
 _SPREAD = 8
 """The most by which inserted zeros may enlarge the input of a transposed convolution; beyond that it is gathered instead."""
 
@@ -158,7 +160,8 @@ def _has_phases(x: Node, w: Node, stride: list[int], dilation: list[int], groups
         return False
     kernels = math.prod(sum(p.taps > 0 for p in _phases_of(k or 0, s)) for k, s in zip(kernel, stride, strict=True))
     work = product([*x.shape, *w.shape[1:]]).value
-    return kernels <= _FEW_KERNELS or work is None or work >= _MUCH_WORK
+    is_small = work is not None and work < _MUCH_WORK and math.prod(stride) <= _SPREAD
+    return kernels <= _FEW_KERNELS or not is_small
 
 
 def _by_phases(call: Call, x: Node, w: Node, stride: list[int], padding: list[int], groups: int, finite: bool) -> Map:
