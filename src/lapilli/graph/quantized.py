@@ -190,9 +190,9 @@ def _chosen(symmetric: bool) -> Callable[..., fx.Node | None]:
             found = (scale, zero)[user.args[1]]  # type: ignore[index]
             others = [u for u in user.users if str(u.target) not in _RECOGNIZED]
             if others:
-                converted = w.module.graph.call_function(aten._to_copy.default, (found,))
-                converted.kwargs = {"dtype": user.meta["val"].dtype}
-                converted.meta["val"] = found.meta["val"].to(user.meta["val"].dtype)
+                dtype = user.meta["val"].dtype
+                converted = w.module.graph.call_function(aten._to_copy.default, (found,), {"dtype": dtype})
+                converted.meta["val"] = found.meta["val"].to(dtype)
                 shaped = w.module.graph.call_function(aten.view.default, (converted, [1]))
                 shaped.meta["val"] = user.meta["val"]
                 for other in others:

@@ -8,7 +8,7 @@ from typing import Any
 from lapilli.errors import InvalidInputError
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     """A value as a message names it."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:60] + '…'} ({type(value).__name__})"
@@ -31,12 +31,15 @@ def text_or_list(given: Any, what: str, accepted: str) -> str | list[Any]:
         advice = " Give a list of it."
     elif isinstance(given, Iterable):
         return list(given)
-    raise InvalidInputError(f"{what} is {shown(given)}; it can be {accepted}.{advice}")
+    raise InvalidInputError(f"{what} is {_shown(given)}; it can be {accepted}.{advice}")
 
 
-def is_token(value: Any, words: int) -> bool:
-    """Whether this is a token of so many."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < words
+def checked_tokens(given: list[Any], words: int, what: str, accepted: str) -> list[int]:
+    """The same list. what, accepted: as of `text_or_list`. Raises InvalidInputError if an element is no token of so many."""
+    for k, value in enumerate(given):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < words:
+            raise InvalidInputError(f"{what} has {_shown(value)} at place {k}; it can be {accepted}.")
+    return given
 
 
 def whole_text(text: str) -> str:

@@ -21,7 +21,7 @@ from lapilli.llm.about import About, step_name, step_sizes
 from lapilli.llm.about_encoder import KEY as ENCODER_KEY
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.cache_size import CacheUse
-from lapilli.llm.given import is_token, shown, text_or_list
+from lapilli.llm.given import checked_tokens, text_or_list
 from lapilli.llm.grammar import Grammar, Grammars
 from lapilli.llm.session import Session
 from lapilli.llm.stopping import Reader
@@ -393,16 +393,14 @@ class LLM(WritingModel):
 
     def _tokens(self, prompt: Any, what: str) -> list[int]:
         """what: is given, for messages."""
-        accepted = f"{_ACCEPTED} (numbers from 0 to {self._session.about.words - 1})"
+        words = self._session.about.words
+        accepted = f"{_ACCEPTED} (numbers from 0 to {words - 1})"
         given = text_or_list(prompt, what, accepted)
         if isinstance(given, str):
             return self.text.encode(given)
         if given and all(isinstance(p, Mapping) for p in given):
             return self.text.encode(self.text.chat(given), special=False)
-        for k, p in enumerate(given):
-            if not is_token(p, self._session.about.words):
-                raise InvalidInputError(f"{what} has {shown(p)} at place {k}; it can be {accepted}.")
-        return given
+        return checked_tokens(given, words, what, accepted)
 
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **choices: Unpack[Choices]) -> Answer: ...

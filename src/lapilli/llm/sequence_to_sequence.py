@@ -15,7 +15,7 @@ from lapilli.llm.about import About
 from lapilli.llm.about_encoder import AboutEncoder
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.beams import RANKED, Beams, BeamSearch
-from lapilli.llm.given import is_token, shown, text_or_list
+from lapilli.llm.given import checked_tokens, text_or_list
 from lapilli.llm.language_model import Answer, AnswerStream, Token, WritingModel, closed_if_refused
 from lapilli.llm.turn import Allowed, Given
 from lapilli.runtime.program import Program
@@ -167,10 +167,7 @@ class SequenceToSequence(EncodingModel):
         words = self._session.about.words
         accepted = f"a text, or a list of tokens (numbers from 0 to {words - 1})"
         given = text_or_list(text, what, accepted)
-        found = self.text.encode(given) if isinstance(given, str) else given
-        for k, p in enumerate(found):
-            if not is_token(p, words):
-                raise InvalidInputError(f"{what} has {shown(p)} at place {k}; it can be {accepted}.")
+        found = checked_tokens(self.text.encode(given) if isinstance(given, str) else given, words, what, accepted)
         if not 0 < len(found) <= self.places:
             raise InvalidInputError(
                 f"The text has {len(found)} tokens; there can be 1 to {self.places}: shorten it, or compile the model with more "

@@ -101,11 +101,9 @@ def get_symmetric_quantization_config(
 
 
 def _spec_of_weight(axis: int | None, is_qat: bool, bits: int, eps: float) -> Any:
-    """axis: of the channels that have a scale each."""
+    """axis: of the channels that have a scale each; torchao tells observers of it, but no fake quantization."""
     most = (1 << (bits - 1)) - 1
-    of_channels: dict[str, Any] = (
-        {} if axis is None else {"ch_axis": axis}
-    )  # torchao tells observers, but no fake quantization
+    of_channels: dict[str, Any] = {} if axis is None else {"ch_axis": axis}
     if is_qat:
         observer = pt2e.MovingAverageMinMaxObserver if axis is None else pt2e.MovingAveragePerChannelMinMaxObserver
         made = pt2e.FakeQuantize.with_args(observer=observer, eps=eps, **of_channels)

@@ -300,7 +300,7 @@ def _divided(
     """
     sizes: dict[Var, set[int]] = {}
     for part in (p for i in index for monomial, _ in i.terms for p in monomial):
-        if isinstance(part, Quotient | Remainder) and (a := as_var(part.x)) in axes and a is not None:
+        if isinstance(part, Quotient | Remainder) and (a := as_var(part.x)) is not None and a in axes:
             sizes.setdefault(a, set()).add(part.y.value or 0)
     parts: dict[Var, tuple[Var, Var, int]] = {}
     for a, found in sizes.items():
@@ -308,13 +308,15 @@ def _divided(
         if found or n < 2 or a.extent // n * n != a.extent:
             return None
         parts[a] = Var(f"{a.name}_quotient", a.extent // n), Var(f"{a.name}_remainder", as_int(n)), n
+    if not parts:
+        return None
     whole: dict[Atom, Int] = {a: of(first) * n + of(second) for a, (first, second, n) in parts.items()}
     read = [i.substitute(whole) for i in index]
     remainders = [second for _, second, _ in parts.values()]
     if any((i.step(r) or 0) % _NEIGHBOURS for i in read for r in remainders):
         return None
     inner = [v for a in axes for v in (parts[a][:2] if a in parts else (a,))]
-    mapping = _matched(inner, read, place, space) if parts else None
+    mapping = _matched(inner, read, place, space)
     if mapping is None:
         return None
     return {a: whole[a].substitute(mapping) if a in parts else mapping[a] for a in axes}
