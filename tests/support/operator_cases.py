@@ -85,7 +85,7 @@ def _norms() -> Cases:
 
     legit, composite = aten._native_batch_norm_legit_no_training.default, aten.batch_norm.default
     shapes = ((2, 5, 3, 3), (3, 4), (1, 3, 7))
-    functional = aten._native_batch_norm_legit_functional.default
+    functional, instance = aten._native_batch_norm_legit_functional.default, aten.instance_norm.default
     return {
         functional: [
             Case(functional, (f(*s), *arguments(s[1], a), training, 0.1, 1e-3))
@@ -98,6 +98,12 @@ def _norms() -> Cases:
             Case(composite, (f(*s), *arguments(s[1], a), False, 0.1, 1e-5, False))
             for s in shapes
             for a in (True, False)
+        ],
+        instance: [
+            Case(instance, (f(*s), *arguments(s[1], a)[:2], *(given or arguments(s[1], a)[2:]), own, 0.1, 1e-5, False))
+            for s in ((2, 5, 3, 3), (1, 3, 7), (2, 4, 2, 3, 5))
+            for a in (True, False)
+            for own, given in ((True, (None, None)), (False, ()))
         ],
     }
 

@@ -33,6 +33,11 @@ from lapilli.target import Target
 
 _UNROLLED = 16  # elements, or vectors of four, that an invocation keeps
 _GROUP = 128  # invocations of a work group that holds several rows
+_MOST_ACROSS = 8  # of a team whose rows lie side by side, if there are enough of them
+_LARGE_GROUP = 512  # of one whose rows are long and few
+_SIDE_BY_SIDE = (
+    16  # rows whose elements lie side by side, that a work group should have: it reads whole sectors of memory then
+)
 _TEAM = 256  # at most, for one row
 _OPEN_TEAM = 32  # the same, where an open row is nothing but a reduction: most are short
 _SHORTEST = 16  # elements of a row that is nothing but a reduction
@@ -112,7 +117,7 @@ class _Writer:
         self.kernel = KernelBuilder(layouts, target.half, target.texel, whole_sizes=whole_sizes)
         self.outer, self.inner, across = self._axes_in_memory()
         wide = lanes > 1
-        if wide and across and target.kind == "gpu":
+        if wide and across and target.kind == "gpu" and not self._is_long():
             raise NotVectorizable("neighbouring rows are read by neighbouring invocations")
         self.across_lanes = wide and across
         self.count = row.count // lanes if self.across_lanes else row.count
@@ -121,6 +126,11 @@ class _Writer:
             raise NotVectorizable("the number of elements is not a multiple of 4")
         self.shape = self._shape(across)
         self.shared: dict[str, int] = {}
+
+    def _is_long(self) -> bool:
+        """Whether a row is read again in every pass: the fewer loads for that, the better."""
+        length = self.row.length.value
+        return length is not None and length > _UNROLLED * _MOST_ACROSS
 
     # -- the shape of a work group
     def _axes_in_memory(self) -> tuple[list[Var], list[Var], bool]:
@@ -147,13 +157,23 @@ class _Writer:
         length = known if known is not None else self.steps.bounds[1] or _TEAM
         team = 1
         each = 4 if across else self._each_takes(length)
-        most = 8 if across else _OPEN_TEAM if known is None and self.alone else _TEAM
+        most = self._most_across() if across else _OPEN_TEAM if known is None and self.alone else _TEAM
         while team < most and team * each <= length:
             team *= 2
         team = max(1, min(int(team * self.row.team), self.target.invocations, _TEAM))
-        rows = max(1, min(_GROUP // team, estimate(self.count)))
+        beside = -(-_SIDE_BY_SIDE // (self.lanes if self.across_lanes else 1)) if across else 1
+        rows = max(1, min(max(_GROUP // team, beside), estimate(self.count)))
+        rows = min(rows, max(self.target.invocations // team, 1))
         turns = -(-known // team) if known is not None and -(-known // team) <= _UNROLLED else None
         return _Shape(team, rows, turns, across)
+
+    def _most_across(self) -> int:
+        """Invocations for one of the rows whose elements lie side by side: few, unless too few rows are there for the device."""
+        beside = -(-_SIDE_BY_SIDE // (self.lanes if self.across_lanes else 1))
+        wanted, most = self.target.compute_units * generic.BUSY // max(1, estimate(self.count)), _MOST_ACROSS
+        while 2 * most <= wanted and 2 * most * beside <= min(self.target.invocations, _LARGE_GROUP):
+            most *= 2
+        return most
 
     @property
     def alone(self) -> bool:
@@ -205,7 +225,8 @@ class _Writer:
         for kind, size in self.shared.items():
             declared = f'groupshared {kind} shared_{kind}[{size}];\n[shader("compute")]'
             written.source = written.source.replace('[shader("compute")]', declared, 1)
-            written.shared += -(-4 * size // 16) * 16  # each as the player counts it
+            element = 4 * (int(kind[-1]) if kind[-1].isdigit() else 1)
+            written.shared += -(-element * size // 16) * 16  # each as the player counts it
         per_element = sum(cost(step.body) + 1 for step in self.row.steps) + (
             0 if self.row.whole else cost(self.row.value)
         )
@@ -324,7 +345,8 @@ class _Writer:
         so that the barrier of the next reduction protects what is read here.)
         """
         s = self.shape
-        kind = generic.kind_of(dtype, 1)
+        wide = self.across_lanes
+        kind = generic.kind_of(dtype, self.lanes if wide else 1)
         first = 1
         while first * first < s.team:
             first *= 2
@@ -334,13 +356,13 @@ class _Writer:
         self.shared[kind] = max(self.shared.get(kind, 0), s.rows * (s.team + (second if first > 1 else 0)))
         e.line(f"{shared}[slot * {s.team} + w] = {acc};")
         e.line("GroupMemoryBarrierWithGroupSync();")
-        base, stride = f"slot * {s.team}", 1
+        base = f"slot * {s.team}"
         if first > 1:
             e.line(f"if (w < {second})")
             e.line("{")
             inner = e.child()
             for k in range(1, first):
-                generic.update(inner, op, acc, f"{shared}[{base} + w + {k * second}]", False)
+                generic.update(inner, op, acc, f"{shared}[{base} + w + {k * second}]", wide)
             inner.line(f"{shared}[{s.rows * s.team} + slot * {second} + w] = {acc};")
             e.lines += inner.lines
             e.line("}")
@@ -349,7 +371,7 @@ class _Writer:
         result = e.fresh()
         e.line(f"{kind} {result} = {shared}[{base}];")
         for k in range(1, second):
-            generic.update(e, op, result, f"{shared}[{base} + {k * stride}]", False)
+            generic.update(e, op, result, f"{shared}[{base} + {k}]", wide)
         if first == 1:
             e.line("GroupMemoryBarrierWithGroupSync();")
         return result

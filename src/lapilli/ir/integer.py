@@ -480,7 +480,7 @@ def _make(terms: dict[Monomial, int], const: int) -> Int:
 
 
 def _recombine(terms: dict[Monomial, int]) -> dict[Monomial, int]:
-    """r * (x % y) + r * y * (x // y) = r * x, for any common factor r."""
+    """r * (x % y) + r * y * (x // y) = r * x, for any common factor r; and with (x // y) % z for x // y, r * (x % (y * z))."""
     if len(terms) < 2 or not any(isinstance(a, Remainder) for m in terms for a in m):
         return terms
     for m, c in list(terms.items()):
@@ -490,6 +490,9 @@ def _recombine(terms: dict[Monomial, int]) -> dict[Monomial, int]:
             rest = list(m)
             rest.remove(a)
             quotient = floordiv(a.x, a.y)
+            nested = _wider_remainder(terms, (m, c), a, tuple(rest), quotient)
+            if nested is not None:
+                return _recombine(nested)
             scaled = quotient * a.y * Int(((tuple(rest), c),), 0) if rest else quotient * a.y * c
             whole = list(scaled._all())
             if len(whole) != 1:
@@ -572,6 +575,33 @@ def is_nonnegative(x: Int) -> bool:
         lo = (x - negative - upper).bounds[0]
         return lo is not None and lo >= 0
     return False
+
+
+def _wider_remainder(
+    terms: dict[Monomial, int], term: tuple[Monomial, int], a: Remainder, rest: Monomial, quotient: Int
+) -> dict[Monomial, int] | None:
+    """The terms with c * rest * (x % y), which is `term`, and c * rest * y * (quotient % z) as one, if both are there."""
+    (m, c), y = term, a.y.value
+    if y is None:
+        return None
+    for other, factor in terms.items():
+        if factor != c * y or len(other) != len(m):
+            continue
+        for b in other:
+            if not isinstance(b, Remainder) or b.x != quotient or b.y.value is None:
+                continue
+            left = list(other)
+            left.remove(b)
+            if tuple(left) != rest:
+                continue
+            joined = (
+                mod(a.x, as_int(y * b.y.value)) * Int(((rest, c),), 0) if rest else mod(a.x, as_int(y * b.y.value)) * c
+            )
+            found = {k: v for k, v in terms.items() if k not in (m, other)}
+            for k, v in joined._all():
+                found[k] = found.get(k, 0) + v
+            return {k: v for k, v in found.items() if v}
+    return None
 
 
 @lru_cache(maxsize=1 << 14)

@@ -120,6 +120,23 @@ def batch_norm_composite(
     return result
 
 
+@lowering(aten.instance_norm.default)
+def instance_norm(
+    call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node | None, variance: Node | None, own: bool,
+    momentum: float, eps: float, _: bool,
+) -> Node:  # fmt: skip
+    """x [N, C, *], weight and bias [C] -> the shape of x, each channel of each image normalised by itself; without `own`, by the
+    running statistics, both [C].
+    """
+    if own and mean is not None:
+        raise TypeError("instance norm that updates its running statistics is not supported; call eval() on the model")
+    if own or mean is None or variance is None:
+        moments = _Moments(call, x, list(range(2, x.rank)), eps)
+        return call.map(lambda *at: _affine(moments.normal(at), weight, bias, [at[1]]))
+    result: Node = batch_norm(call, x, weight, bias, mean, variance, momentum, eps)[0]
+    return result
+
+
 class _Moments:
     """Mean and variance of x over the dimensions d, in float32 and in two passes. They are indexed by the other
     dimensions.

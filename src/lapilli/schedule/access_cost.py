@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from lapilli.ir.expr import Expr, loads
 from lapilli.ir.integer import Int, Var, product
@@ -30,9 +31,9 @@ class Access:
     _axes: dict[tuple[int, ...], list[Var]] = field(default_factory=dict)
 
     def steps(self, axis: Var) -> tuple[int | None, ...]:
-        """The stride of each index along an axis; None if it varies."""
+        """The stride of each index along an axis; None if it varies often."""
         if axis not in self._steps:
-            self._steps[axis] = tuple(i.step(axis) for i in self.index)
+            self._steps[axis] = tuple(_usual_step(i, axis) for i in self.index)
         return self._steps[axis]
 
     def axes(self, layout: Layout) -> list[Var]:
@@ -45,6 +46,20 @@ class Access:
         """Whether the access stays in place or moves to the next element along an axis."""
         moving = [(s, layout.strides[d]) for d, s in enumerate(self.steps(axis)) if s != 0]
         return not moving or (len(moving) == 1 and moving[0][0] == 1 and moving[0][1] == 1)
+
+
+_TOGETHER = 16
+"""Neighbours that a subgroup should find side by side. Then an axis may jump, as that of all channels of all images does."""
+
+
+def _usual_step(i: Int, axis: Var) -> int | None:
+    """The stride of an index along an axis, if that is the same for many neighbours."""
+    step = i.step(axis)
+    if step is not None or (axis.extent.value or _TOGETHER) < _TOGETHER:
+        return step
+    places = [i.substitute({axis: k}) for k in range(_TOGETHER)]
+    steps = {after - before for before, after in pairwise(places)}
+    return steps.pop().value if len(steps) == 1 else None
 
 
 class AccessCost:

@@ -142,9 +142,11 @@ def _seen_order(ld: Load, axes: Sequence[frozenset[Atom]], layouts: dict[int, La
     if layout is None or isinstance(ld.node, Constant):
         return None
     order: list[int] = []
-    for d in layout.order:
+    for d in reversed(
+        layout.order
+    ):  # an axis that moves along several, as all channels of all images do, is in the innermost place
         atoms = ld.index[d].atoms()
-        order += [k for k, a in enumerate(axes) if k not in order and a & atoms]
+        order = [*(k for k, a in enumerate(axes) if k not in order and a & atoms), *order]
     rest = [k for k in range(len(axes)) if k not in order]
     moving = [k for k in rest if any(isinstance(a, Var) and a.extent != 1 for a in axes[k])]
     return None if moving else (*rest, *order)
