@@ -82,7 +82,7 @@ class _Rate:
     """How fast a tile is. held: by a compute unit at once. start: microseconds that a round of tiles takes beside its products;
     full: operations in a picosecond when all units hold as many as they can, lying: the same of a right operand [N, K], alone: when
     each unit has one. With some tiles each, the time of a round is between the two. beside: microseconds for each megabyte that the
-    epilogue reads.
+    epilogue reads; windows: by how much a round of a convolution takes longer.
     """
 
     tile: MatrixTile
@@ -92,13 +92,15 @@ class _Rate:
     lying: float
     alone: float
     beside: float = 0
+    windows: float = 0
 
-    def time(self, batch: int, m: int, n: int, k: int, units: int, lying: bool) -> float:
+    def time(self, batch: int, m: int, n: int, k: int, units: int, lying: bool, convolution: bool = False) -> float:
         """In microseconds, if all units were those that were measured."""
         t = self.tile
         work = 2e-6 * t.bm * t.bn * -(-k // t.bk) * t.bk * MEASURED_UNITS
         rate = self.lying if lying else self.full
-        alone, full = self.start + work / min(self.alone, rate), self.start + work * self.held / rate
+        start = self.start + (self.windows if convolution else 0)
+        alone, full = start + work / min(self.alone, rate), start + work * self.held / rate
         rounds, rest = divmod(_tiles(batch, m, n, t.bm, t.bn), units * self.held)
         more = (-(-rest // units) - 1) / max(self.held - 1, 1)
         return rounds * full + (alone + more * (full - alone) if rest else 0)
@@ -138,6 +140,21 @@ _RATES_OF_MANY = (
 what they read beside; small ones, of which a unit holds many, do not. (As measured before tiles in bands read it ahead.) Right
 operands [N, K] were not measured: they are slower by as much as above.
 """
+
+_RATES_OF_MEDIUM = (
+    _Rate(MatrixTile(128, 128, 32, 64, 64, 1, 1, True), 2, 6.5, 300, 240, 250, 0.5, 1.0),
+    _Rate(_LARGE[1], 1, 3.5, 260, 208, 260, 0.5),
+    _Rate(_DECODING, 1, 4.0, 280, 224, 280, 0.5, 0.5),
+    _Rate(_LARGE[0], 1, 6.0, 300, 240, 300, 0.5, 0.5),
+    _Rate(_DIVIDED, 1, 1.5, 160, 128, 160, 0.9, 0.5),
+    _Rate(MatrixTile(64, 64, 128, 64, 64, 8, 1), 1, 2.5, 180, 144, 180, 0.8, 0.5),
+    _Rate(MatrixTile(64, 64, 64, 32, 32, 1, 1), 2, 2.0, 180, 144, 130, 0.9, 1.0),
+    _Rate(MatrixTile(64, 64, 64, 64, 32, 2, 2), 2, 2.5, 200, 160, 130, 0.8, 0.5),
+    _Rate(MatrixTile(32, 64, 64, 32, 32, 2, 1), 3, 1.5, 140, 112, 80, 0.5, 0.5),
+)
+"""The same for what has fewer terms and many rows: layers of some images, or of large ones. Right operands [N, K] as above."""
+_MEDIUM, _ROWS_OF_MEDIUM = 1 << 27, 1024
+"""Terms, and rows, from which on these are compared."""
 
 _OTHERS = tuple(
     MatrixTile(*t)
@@ -183,7 +200,7 @@ def matrix_tiles(
     def rated(rates: Sequence[_Rate]) -> list[MatrixTile]:
         def expected(r: _Rate) -> float:
             read = r.beside * 1e-6 * beside * batch * m * n * MEASURED_UNITS / target.compute_units
-            return r.time(batch, m, n, k, target.compute_units, turned[1]) + read
+            return r.time(batch, m, n, k, target.compute_units, turned[1], convolution) + read
 
         return [r.tile for r in sorted((r for r in rates if fits(r.tile)), key=expected)]
 
@@ -192,6 +209,8 @@ def matrix_tiles(
         rates = _RATES_BY_FRAGMENTS if fragments else _RATES_OF_LARGE
     elif batch * m * n * k >= _MUCH and 2 * _tiles(batch, m, n, 128, 128) >= target.compute_units:
         rates = _RATES_OF_MANY
+    elif _MEDIUM <= batch * m * n * k < _MUCH and batch * m >= _ROWS_OF_MEDIUM:
+        rates = _RATES_OF_MEDIUM
     large = rated(rates) or [
         t
         for t in _LARGE
