@@ -44,6 +44,8 @@ _SHORTEST = 16  # elements of a row that is nothing but a reduction
 _MANY_ROWS = {True: ((16, 128, 256), (8, 128, 256)), False: ((16, 128, 2048), (8, 32, 1024))}
 """Of rows that are nothing but a reduction, and of others: what an invocation takes, of rows of how many elements at least, and how
 many invocations each compute unit must have then."""
+_TOGETHER = 4  # elements (or vectors) of a long row that an invocation asks for at once
+_SHORT_BODIES = 200  # what is computed for each of them at most: it is written four times
 _CHUNK = 256  # terms that are summed before they join the total, where one invocation sums many
 
 
@@ -255,12 +257,11 @@ class _Writer:
         """
         s = self.shape
         if s.turns is None:
-            q = Var("q", self.steps)
-            e.line(f"for (int q = {'w' if s.team > 1 else '0'}; q < {self.kernel.param(self.steps)}; q += {s.team})")
             e.line("{")
             inner = e.child()
-            inner.names[q] = "q"
-            visit(inner, self._at(of(q)), "")
+            inner.line(f"int q = {'w' if s.team > 1 else '0'};")
+            for count in (_TOGETHER, 1) if self._loads_together() else (1,):
+                self._loop(inner, count, visit)
             e.lines += inner.lines
             e.line("}")
             return
@@ -273,6 +274,35 @@ class _Writer:
             name = f"q{k}"
             q = self._ragged(e, name, k, total)
             visit(e, self._at(of(q)), f"w + {k * s.team} < {total}")
+
+    def _loads_together(self) -> bool:
+        """Whether an invocation asks for several elements before it computes with the first: with a loop that waits for each, a
+        long row takes as long as the memory does to answer, once for each turn.
+        """
+        bodies = [*(step.body for step in self.row.steps), *([] if self.row.whole else [self.row.value])]
+        short = sum(map(cost, bodies)) <= _SHORT_BODIES
+        return self.target.kind == "gpu" and self.shape.team > 1 and not self._may_be_short() and short
+
+    def _may_be_short(self) -> bool:
+        length = self.steps.value
+        return length is None or length < 2 * _TOGETHER * self.shape.team
+
+    def _loop(self, e: Emitter, count: int, visit: Callable[[Emitter, dict[Atom, Int], str], None]) -> None:
+        """From q on, as long as an invocation has `count` elements."""
+        team, end = self.shape.team, self.kernel.param(self.steps)
+        ahead = f" + {(count - 1) * team}" if count > 1 else ""
+        e.line(f"for (; q{ahead} < {end}; q += {count * team})")
+        e.line("{")
+        inner = e.child()
+        for k in range(count):
+            name = f"q{k}" if k else "q"
+            q = Var(name, self.steps)
+            inner.names[q] = name
+            if k:
+                inner.line(f"int {name} = q + {k * team};")
+            visit(inner, self._at(of(q)), "")
+        e.lines += inner.lines
+        e.line("}")
 
     def _ragged(self, e: Emitter, name: str, k: int, total: int) -> Var:
         for a, text in e.names.items():
