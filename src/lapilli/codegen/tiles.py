@@ -129,15 +129,15 @@ _WORTH_FRAGMENTS = 0.95
 _MUCH, _LONG = 1 << 31, 512
 """Terms of a product, and sizes, from which on these are compared."""
 _RATES_OF_MANY = (
-    _Rate(MatrixTile(128, 128, 32, 64, 64, 1, 1, True), 2, 6.6, 262, 210, 169, 1.43),
-    _Rate(_DECODING, 1, 3.3, 250, 200, 250, 1.43),
-    _Rate(_LARGE[0], 1, 13.0, 300, 225, 300, 1.43),
-    _Rate(MatrixTile(64, 64, 64, 32, 32, 1, 1), 4, 5.8, 178, 146, 39, 1.43),
+    _Rate(MatrixTile(128, 128, 32, 64, 64, 1, 1, True), 2, 6.6, 262, 210, 169, 0.5),
+    _Rate(_DECODING, 1, 3.3, 250, 200, 250, 0.5),
+    _Rate(_LARGE[0], 1, 13.0, 300, 225, 300, 0.5),
+    _Rate(MatrixTile(64, 64, 64, 32, 32, 1, 1), 4, 5.8, 178, 146, 39, 0.5),
     _Rate(MatrixTile(32, 32, 32, 16, 16, 1, 1), 12, 2.8, 69, 57, 8),
 )
 """The same for convolutions of many images, and products that are long in rows alone, where half of the units have a tile of
 128x128 at least (gradients of weights, whose sums are long, have few): the layers of ResNet50 for 64 images. Large tiles wait for
-what they read beside; small ones, of which a unit holds many, do not. (As measured before tiles in bands read it ahead.) Right
+what they read beside; small ones, of which a unit holds many, do not. Right
 operands [N, K] were not measured: they are slower by as much as above.
 """
 
