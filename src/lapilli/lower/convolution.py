@@ -23,8 +23,10 @@ _FEW_KERNELS, _MUCH_WORK = 4, 1 << 24
 """Convolutions that a transposed one may be whatever its size is, and multiplications from which on it may be more, unless there
 would be too many zeros.
 """
-_SPREAD = 8
-"""The most by which inserted zeros may enlarge the input of a transposed convolution; beyond that it is gathered instead."""
+_SPREAD, _MOST_SPREAD = 8, 64
+"""The most by which inserted zeros may enlarge the input of a transposed convolution that could be computed by phases, and of
+others. Beyond that these are gathered, which takes some fifty times as long for each multiplication.
+"""
 
 
 @lowering(aten.convolution.default)
@@ -103,7 +105,7 @@ def _transposed(
     """
     rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
     phases = _has_phases(x, w, stride, dilation, groups)
-    gathered = math.prod(stride) > _SPREAD and not phases
+    gathered = math.prod(stride) > _MOST_SPREAD and not phases
     gathered = gathered or not all(r.value is not None and r.value >= 0 for r in rest)
     if gathered or (isinstance(w, Constant) and not np.isfinite(w.numbers).all()):
         return _gathered(call, x, w, stride, padding, dilation, groups)
