@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from language_models import END, KINDS, TEMPLATE, WORDS, made, save_folder, save_gguf
+from language_models import AS_GGUF, END, KINDS, TEMPLATE, WORDS, made, save_folder, save_gguf
 
 import lapilli
 from lapilli.cli import main
@@ -73,9 +73,30 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "kind, blocks", [("llama", "F32"), ("phi3", "F32"), ("gemma", "F32"), ("qwen3", "F16"), ("qwen2", "BF16")]
+    "kind, form",
+    [*((k, "folder") for k in KINDS), *((k, "gguf") for k in AS_GGUF), ("phi", "gguf-fused")],
 )
-@pytest.mark.part(5)
+@pytest.mark.part(1)
+def test_decoders_compute_what_transformers_does(kind: str, form: str, tmp_path: Path) -> None:
+    """Without a compiler: all logits after a prompt that is longer than the windows."""
+    model = made(kind)
+    if form == "folder":
+        source = read(save_folder(model, tmp_path / kind))
+    else:
+        source = read(save_gguf(model, tmp_path / "model.gguf", fused=form == "gguf-fused"))
+    tokens = torch.randint(WORDS, [1, 40], generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model(tokens).logits[:, -1]
+        found = Decoder(source.shape, source.tensors, 64)(tokens, torch.tensor([0]))
+    # sums of some hundred terms in another order, in three layers
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "kind, blocks",
+    [("llama", "F32"), ("phi3", "F32"), ("gemma", "F32"), ("qwen3", "F16"), ("qwen2", "BF16"), ("phi", "F32")],
+)
+@pytest.mark.part(6)
 def test_gguf_files_hold_the_same_models(kind: str, blocks: str, tmp_path: Path) -> None:
     model = made(kind)
     if blocks != "F32":
@@ -592,7 +613,7 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(lapilli.CompileError, match="'mamba'; taken are llama, qwen2, qwen3, gemma, phi3"):
+    with pytest.raises(lapilli.CompileError, match="'mamba'; taken are llama, qwen2, qwen3, gemma, phi2"):
         LLM(tmp_path / "other.gguf")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(lapilli.CompileError, match="'bert'; taken are llama"):
@@ -613,6 +634,26 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
         lapilli.compile(torch.nn.ReLU(), (torch.ones(2),), metadata=metadata).save(tmp_path / "relu.lap")
         with pytest.raises(lapilli.InvalidFileError, match=reason):
             LLM(tmp_path / "relu.lap")
+
+
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        ({"model_type": "stablelm", "qk_layernorm": True}, r"qk_layernorm of stablelm\) are not taken"),
+        ({"model_type": "phi", "hidden_act": "relu"}, "activation is 'relu'; taken are 'silu'"),
+        ({"model_type": "gpt_neox"}, "'gpt_neox'; taken are llama, .* phi, phi3, starcoder2, stablelm"),
+        ({"model_type": "phi"}, "lacks 'layer_norm_eps'"),
+    ],
+)
+@pytest.mark.part(1)
+def test_configurations_that_are_not_taken_are_named(given: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    numbers = dict(
+        vocab_size=9, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, max_position_embeddings=9
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(numbers | given))
+    language_models.tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(lapilli.LapilliError, match=reason):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("quantize, most", [("int8", 0.32), ("int4", 0.19)])

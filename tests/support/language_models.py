@@ -52,11 +52,18 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", dict(embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=4.0)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=4, no_rope_layers=[1, 0, 1, 1])),
     "olmo2": ("Olmo2", {}),
+    "phi": ("Phi", dict(num_key_value_heads=4)),
+    "phi-normed": ("Phi", dict(qk_layernorm=True, partial_rotary_factor=1 / 3)),
+    "starcoder2": ("Starcoder2", dict(sliding_window=20, tie_word_embeddings=False)),
+    "stablelm": ("StableLm", dict(partial_rotary_factor=0.5, use_qkv_bias=True)),
+    "stablelm-parallel": ("StableLm", dict(partial_rotary_factor=0.5, use_parallel_residual=True)),
     "gemma3_text": (
         "Gemma3", dict(head_dim=16, num_hidden_layers=3, sliding_window=16, query_pre_attn_scalar=24, tie_word_embeddings=False,
                        layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
     ),
 }  # fmt: skip
+AS_GGUF = ("llama", "qwen2", "qwen3", "gemma", "phi3", "phi", "starcoder2", "stablelm", "stablelm-parallel", "olmo2")
+"""Those that `save_gguf` writes."""
 
 
 def made(kind: str) -> Any:
@@ -66,8 +73,11 @@ def made(kind: str) -> Any:
     config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")(**(_COMMON | given))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, p in model.named_parameters():
-        p.copy_(torch.randn_like(p) * (0.3 if p.dim() == 1 else 2 / p.shape[1] ** 0.5))
-        if p.dim() == 1 and "norm" in parameter_name and name not in ("Gemma", "Gemma3"):
+        small = (
+            0.1 if name == "Phi" and parameter_name.endswith("bias") else 0.3
+        )  # Phi's many biases would choose the token alone
+        p.copy_(torch.randn_like(p) * (small if p.dim() == 1 else 2 / p.shape[1] ** 0.5))
+        if p.dim() == 1 and parameter_name.endswith("norm.weight") and name not in ("Gemma", "Gemma3"):
             p += 1
     return model
 
@@ -97,7 +107,9 @@ def save_folder(model: Any, path: Path) -> Path:
 
 _NAMES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
           "up_proj": "ffn_up", "down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-          "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}  # fmt: skip
+          "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up", "fc1": "ffn_up",
+          "fc2": "ffn_down", "dense": "attn_output", "c_fc": "ffn_up", "c_proj": "ffn_down"}  # fmt: skip
+_NORMS_AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 
 
 def save_program(folder: Path) -> Path:
@@ -110,12 +122,12 @@ def save_program(folder: Path) -> Path:
     return path
 
 
-def save_gguf(model: Any, path: Path, kind: str = "F32") -> Path:
+def save_gguf(model: Any, path: Path, kind: str = "F32", fused: bool = False) -> Path:
     """As llama.cpp's converter writes it: Llama's queries and keys with the halves of a head interleaved, Gemma's norms plus 1.
-    kind: of matrices.
+    kind: of matrices. fused: queries, keys and values are of one matrix.
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
+    writer = gguf.GGUFWriter(path, {"phi": "phi2"}.get(config.model_type, config.model_type))
     writer.add_name("random")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -125,9 +137,16 @@ def save_gguf(model: Any, path: Path, kind: str = "F32") -> Path:
     writer.add_head_count_kv(config.num_key_value_heads)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(size)
-    writer.add_rope_dimension_count(size)
+    writer.add_rope_dimension_count(int(size * config.rope_parameters.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_epsilon)
+    if config.model_type == "stablelm":
+        writer.add_parallel_residual(
+            True
+        )  # of models with two norms in a layer, too, where their configuration does not say
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     described = json.loads(tokenizer().to_str())
@@ -143,6 +162,11 @@ def save_gguf(model: Any, path: Path, kind: str = "F32") -> Path:
     state = model.state_dict()
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
+    if fused:
+        for part in ("weight", "bias"):
+            for k in range(config.num_hidden_layers):
+                layer = f"model.layers.{k}.self_attn."
+                state[f"{layer}qkv_proj.{part}"] = torch.cat([state.pop(f"{layer}{n}_proj.{part}") for n in "qkv"])
     for name, value in state.items():
         array: NDArray[Any] = value.numpy()
         if config.model_type == "gemma" and name.endswith("norm.weight"):
@@ -151,10 +175,11 @@ def save_gguf(model: Any, path: Path, kind: str = "F32") -> Path:
         if config.model_type == "llama" and heads:
             array = array.reshape(heads, 2, size // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
         if kind == "F32" or array.ndim == 1:
-            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(array, np.float32))
+            writer.add_tensor(_gguf_name(name, config.model_type), np.ascontiguousarray(array, np.float32))
         else:
             of = gguf.GGMLQuantizationType[kind]
-            writer.add_tensor(_gguf_name(name), gguf.quantize(np.ascontiguousarray(array), of), raw_dtype=of)
+            packed = gguf.quantize(np.ascontiguousarray(array), of)
+            writer.add_tensor(_gguf_name(name, config.model_type), packed, raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -162,10 +187,11 @@ def save_gguf(model: Any, path: Path, kind: str = "F32") -> Path:
     return path
 
 
-def _gguf_name(name: str) -> str:
-    parts = name.split(".")
+def _gguf_name(name: str, kind: str) -> str:
+    stem, _, part = name.rpartition(".")
+    parts = stem.split(".")
     if parts[:2] == ["model", "layers"]:
-        return f"blk.{parts[2]}.{_NAMES[parts[-2]]}.{parts[-1]}"
-    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}.get(
-        name, "output.weight"
-    )
+        names = _NAMES | (_NORMS_AFTER if kind == "olmo2" else {})
+        return f"blk.{parts[2]}.{names[parts[-1]]}.{part}"
+    whole = {"embed_tokens": "token_embd", "norm": "output_norm", "final_layernorm": "output_norm", "lm_head": "output"}
+    return f"{whole[parts[-1]]}.{part}"

@@ -53,7 +53,7 @@ def test_text_is_cut_as_the_original_tokenizers_do(pre: str) -> None:
 
 
 def test_patterns_are_those_of_transformers() -> None:
-    for name in ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "qwen2", "deepseek-r1-qwen"):
+    for name in ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "qwen2", "deepseek-r1-qwen"):
         assert _SPLITS[name] == [GGUF_PRE_TOKENIZER_SPLITS[name]]
     with pytest.raises(lapilli.CompileError, match="as 'other' does; taken are default"):
         text_of(bytes_in_pairs("other"))

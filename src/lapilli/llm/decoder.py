@@ -1,4 +1,5 @@
-"""The decoder of a language model, in plain PyTorch: Llama and its relatives, which differ in numbers, biases and norms.
+"""The decoder of a language model, in plain PyTorch: Llama and its relatives, which differ in numbers, biases, norms and
+what a layer adds.
 
 Keys and values are kept in a `PagedCache` for each layer.
 """
@@ -27,7 +28,8 @@ class Shape:
     attention_factor: of the rotation. window: how many tokens attention sees, None: all. context: the longest text that it was
     made for. score_scale: of attention's scores, None: the usual one. residual_scale: of what a layer adds. near: the layers
     that the window is for, None: all. near_base: of their positions, None: the usual one, with the usual factors. unrotated: layers
-    without positions.
+    without positions. centred: norms take off the mean. gated: networks have a gate. parallel: a layer's network reads what its
+    attention reads.
     """
 
     words: int
@@ -51,6 +53,9 @@ class Shape:
     near: tuple[int, ...] | None = None
     near_base: float | None = None
     unrotated: tuple[int, ...] = ()
+    centred: bool = False
+    gated: bool = True
+    parallel: bool = False
 
 
 class Weight(nn.Module):
@@ -133,14 +138,18 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """Root mean square, [*, n] -> [*, n]."""
+    """By the root mean square, or, centred, by mean and variance; [*, n] -> [*, n]."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, bias: Tensor | None = None, centred: bool = False) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Buffer(weight), eps
+        self.weight, self.bias = nn.Buffer(weight), None if bias is None else nn.Buffer(bias)
+        self.eps, self.centred = eps, centred
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if self.centred:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        y = F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return y if self.bias is None else y + self.bias
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -153,7 +162,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention with grouped queries and a cache, and a gated feed-forward network."""
+    """Attention with grouped queries and a cache, and a feed-forward network, after it or beside it."""
 
     def __init__(
         self, shape: Shape, size: CacheSize, tensors: Mapping[str, Any], prefix: str, cached: torch.dtype
@@ -166,13 +175,15 @@ class Block(nn.Module):
 
         def norm(name: str) -> Norm | None:
             weight = tensors.get(f"{prefix}{name}.weight")
-            return None if weight is None else Norm(weight, shape.eps)
+            bias = tensors.get(f"{prefix}{name}.bias")
+            return None if weight is None else Norm(weight, shape.eps, bias, shape.centred)
 
         self.before_attention, self.before_network = norm("attn_norm"), norm("ffn_norm")
         self.after_attention, self.after_network = norm("post_attention_norm"), norm("post_ffw_norm")
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
-        self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
+        self.gate = linear("ffn_gate") if shape.gated else None
+        self.up, self.down = map(linear, ("ffn_up", "ffn_down"))
         self.cache = PagedCache(size, shape.groups, shape.size, cached)
 
     def forward(
@@ -206,10 +217,20 @@ class Block(nn.Module):
                 q, k, v, attn_mask=mask, scale=self.shape.score_scale, enable_gqa=True
             )
         x = self._added(x, self.out(attended.transpose(1, 2).flatten(2).to(x.dtype)), self.after_attention)
-        y = x if self.before_network is None else self.before_network(x)
-        gate = self.gate(y)
-        gate = F.silu(gate) if self.shape.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self._added(x, self.down(gate * self.up(y)), self.after_network)
+        if not self.shape.parallel:
+            y = x if self.before_network is None else self.before_network(x)
+        return self._added(x, self._network(y), self.after_network)
+
+    def _network(self, y: Tensor) -> Tensor:
+        up = self.up(y)
+        inner = self._activated(up) if self.gate is None else self._activated(self.gate(y)) * up
+        found: Tensor = self.down(inner)
+        return found
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if self.shape.activation == "silu":
+            return F.silu(x)
+        return F.gelu(x, approximate="tanh" if self.shape.activation == "gelu_tanh" else "none")
 
     def _added(self, x: Tensor, y: Tensor, norm: Norm | None) -> Tensor:
         """What a part of the layer gives, added to what went into it."""
@@ -259,9 +280,9 @@ class Decoder(nn.Module):
         self.shape, self.size = shape, CacheSize(sequences, context, tokens)
         self.embedding = Weight.of(tensors["token_embd.weight"])
         head = tensors.get("output.weight")
-        self.head = Linear(self.embedding if head is None else Weight.of(head))
+        self.head = Linear(self.embedding if head is None else Weight.of(head), tensors.get("output.bias"))
         self.blocks = nn.ModuleList(Block(shape, self.size, tensors, f"blk.{k}.", cached) for k in range(shape.layers))
-        self.norm = Norm(tensors["output_norm.weight"], shape.eps)
+        self.norm = Norm(tensors["output_norm.weight"], shape.eps, tensors.get("output_norm.bias"), shape.centred)
         powers = torch.arange(0, shape.rotated, 2).float() / shape.rotated
         frequencies = 1.0 / (shape.base**powers)
         if shape.factors is not None:

@@ -63,24 +63,13 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class CentredNorm(nn.Module):
-    """Of mean 0 and variance 1, [*, n] -> [*, n]."""
-
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps = nn.Buffer(weight), nn.Buffer(bias), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
 def _linear(tensors: Mapping[str, Any], name: str) -> Linear:
     return Linear(Weight.of(tensors[f"{name}.weight"]), tensors.get(f"{name}.bias"))
 
 
-def _norm(tensors: Mapping[str, Any], name: str, eps: float) -> nn.Module:
+def _norm(tensors: Mapping[str, Any], name: str, eps: float) -> Norm:
     weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
-    return Norm(weight, eps) if bias is None else CentredNorm(weight, bias, eps)
+    return Norm(weight, eps, bias, centred=bias is not None)
 
 
 class Attending(nn.Module):

@@ -19,6 +19,8 @@ _NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "self_attn.dense": "attn_output", "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
 _AROUND = {
@@ -27,8 +29,18 @@ _AROUND = {
 }  # fmt: skip
 """Where norms are after a part of a layer, too, or only there."""
 _NORMS_AROUND, _OF_ONE = ("olmo2", "gemma3_text"), ("gemma", "gemma3_text")
-_WINDOWED = ("phi3", "mistral", "gemma3_text")
-_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_WINDOWED = ("phi3", "mistral", "starcoder2", "gemma3_text")
+_CENTRED = {"phi": "layer_norm_eps", "starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps"}
+"""What those with norms that take off the mean call the smallest variance."""
+_UNGATED, _TIED = ("phi", "starcoder2"), (*_OF_ONE, "smollm3", "starcoder2")
+_ROTATED = {"phi": 0.5, "stablelm": 0.25}
+"""The part of a head that is rotated, where the file does not say."""
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"} | dict.fromkeys(
+    ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"
+)
+_WHOLE = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.final_layernorm": "output_norm", "lm_head": "output",
+}  # fmt: skip
 
 
 def read_folder(path: Path) -> Source:
@@ -55,7 +67,7 @@ def read_folder(path: Path) -> Source:
         shape = _shape(kind, config)
         tensors = _tensors(path, kind)
         check_layers(path / "config.json", "num_hidden_layers", shape.layers, tensors)
-        if config.get("tie_word_embeddings", kind in (*_OF_ONE, "smollm3")):
+        if config.get("tie_word_embeddings", kind in _TIED):
             tensors.pop("output.weight", None)
         if config.get("logits_scaling", 1) != 1:
             tensors["output_norm.weight"] = tensors["output_norm.weight"].float() / config["logits_scaling"]
@@ -149,7 +161,8 @@ def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
     local = dict(rope.get("sliding_attention") or {})
     rope = dict(rope.get("full_attention") or rope)
     base = float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0)
-    rotated = int(size * float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0))
+    part = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or _ROTATED.get(kind, 1.0)
+    rotated = int(size * float(part))
     factors, attention = None, 1.0
     scaling = rope.get("rope_type") or rope.get("type") or "default"
     if scaling == "linear":
@@ -172,9 +185,11 @@ def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
         )
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
     if kind in _OF_ONE:
-        activation = "gelu"  # of tanh, whatever the file says
-    if activation not in ("silu", "gelu"):
-        raise CompileError(f"The activation is {activation!r}; taken are 'silu', and Gemma's.")
+        activation = "gelu_pytorch_tanh"  # whatever the file says
+    if activation not in _ACTIVATIONS:
+        raise CompileError(f"The activation is {activation!r}; taken are {', '.join(map(repr, _ACTIVATIONS))}.")
+    if kind == "stablelm" and config.get("qk_layernorm"):
+        raise CompileError("Norms of its own for each head (qk_layernorm of stablelm) are not taken.")
     if config.get("attn_logit_softcapping") or config.get("final_logit_softcapping"):
         raise CompileError("Scores and logits that are capped are not taken.")
     if config.get("use_bidirectional_attention"):
@@ -207,10 +222,12 @@ def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
     return Shape(
         words=config["vocab_size"], width=width, layers=layers, heads=heads,
         groups=config.get("num_key_value_heads") or heads, size=size, inner=config["intermediate_size"],
-        eps=float(config["rms_norm_eps"]), base=base, context=context, rotated=rotated, activation=activation,
+        eps=float(config[_CENTRED.get(kind, "rms_norm_eps")]), base=base, context=context, rotated=rotated,
+        activation=_ACTIVATIONS[activation],
         embedding_scale=width**0.5 if kind in _OF_ONE else float(scale), score_scale=None if score is None else float(score),
         residual_scale=float(config.get("residual_multiplier", 1.0)), near=near, near_base=near_base, unrotated=unrotated,
-        factors=factors, attention_factor=float(attention), window=window,
+        factors=factors, attention_factor=float(attention), window=window, centred=kind in _CENTRED, gated=kind not in _UNGATED,
+        parallel=kind == "phi" or bool(config.get("use_parallel_residual")),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from lapilli.llm.gguf_tokenizer import text_of
 from lapilli.llm.packages import need
 from lapilli.llm.source import ARCHITECTURES, Source, check_layers, reading
 
+_CENTRED, _UNGATED, _TANH = ("phi2", "starcoder2", "stablelm"), ("phi2", "starcoder2"), ("gemma", "phi2", "starcoder2")
 _MEAN = 1
 """llama.cpp's number of the mean over tokens."""
 
@@ -108,15 +109,19 @@ def _shape(kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> 
         )
     if "rope_freqs.weight" in tensors:
         factors = tuple(tensors["rope_freqs.weight"].tolist())
-    embedding = tensors["token_embd.weight"]
+    embedding, centred = tensors["token_embd.weight"], kind in _CENTRED
+    # Files of StableLM say use_parallel_residual of models that have a norm for it, too.
+    parallel = kind == "phi2" or (kind == "stablelm" and "blk.0.ffn_norm.weight" not in tensors)
     return Shape(
         words=embedding.rows if isinstance(embedding, BlockedMatrix) else int(embedding.shape[0]), width=width,
         layers=int(of("block_count")),
         heads=heads, groups=int(of("attention.head_count_kv", heads)), size=size, inner=int(of("feed_forward_length")),
-        eps=float(of("attention.layer_norm_rms_epsilon")), base=float(of("rope.freq_base", 10000.0)), context=context,
-        rotated=int(of("rope.dimension_count", size)), activation="gelu" if kind == "gemma" else "silu",
+        eps=float(of(f"attention.layer_norm_{'' if centred else 'rms_'}epsilon")), base=float(of("rope.freq_base", 10000.0)),
+        context=context,
+        rotated=int(of("rope.dimension_count", size)), activation="gelu_tanh" if kind in _TANH else "silu",
         embedding_scale=width**0.5 if kind == "gemma" else 1.0, factors=factors, attention_factor=attention,
         window=int(fields[f"{kind}.attention.sliding_window"]) if fields.get(f"{kind}.attention.sliding_window") else None,
+        centred=centred, gated=kind not in _UNGATED, parallel=parallel,
     )  # fmt: skip
 
 
@@ -135,10 +140,13 @@ def arranged(kind: str, shape: Shape, tensors: dict[str, Any]) -> dict[str, Any]
                         found[f"{of}{name}.{part}"] = take(found[f"{of}{name}.{part}"], rows)
         if f"{of}attn_qkv.weight" in found:
             q, kv = shape.heads * shape.size, shape.groups * shape.size
-            whole = found.pop(f"{of}attn_qkv.weight")
-            for name, start, count in (("attn_q", 0, q), ("attn_k", q, kv), ("attn_v", q + kv, kv)):
-                found[f"{of}{name}.weight"] = take(whole, slice(start, start + count))
-        if f"{of}ffn_gate.weight" not in found:
+            for part in ("weight", "bias"):
+                whole = found.pop(f"{of}attn_qkv.{part}", None)
+                if whole is None:
+                    continue
+                for name, start, count in (("attn_q", 0, q), ("attn_k", q, kv), ("attn_v", q + kv, kv)):
+                    found[f"{of}{name}.{part}"] = take(whole, slice(start, start + count))
+        if shape.gated and f"{of}ffn_gate.weight" not in found:
             whole = found[f"{of}ffn_up.weight"]
             found[f"{of}ffn_gate.weight"] = take(whole, slice(0, shape.inner))
             found[f"{of}ffn_up.weight"] = take(whole, slice(shape.inner, 2 * shape.inner))

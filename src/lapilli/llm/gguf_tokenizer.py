@@ -15,11 +15,11 @@ _MODERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPLITS: dict[str, list[str]] = {  # how text is cut before pairs are merged; patterns one after the other
-    "default": [_GPT2], "gpt-2": [_GPT2], "gpt2": [_GPT2],
+    "default": [_GPT2], "gpt-2": [_GPT2], "gpt2": [_GPT2], "phi-2": [_GPT2],
     "smollm": [r"\p{N}", _GPT2], "starcoder": [r"\p{N}", _GPT2], "refact": [r"\p{N}", _GPT2], "command-r": [r"\p{N}", _GPT2],
     "llama-bpe": [_MODERN % "{1,3}"], "llama3": [_MODERN % "{1,3}"], "llama-v3": [_MODERN % "{1,3}"], "gpt-4o": [_MODERN % "{1,3}"],
-    "smaug-bpe": [_MODERN % "{1,3}"],
-    "qwen2": [_MODERN % ""], "deepseek-r1-qwen": [_MODERN % ""],
+    "smaug-bpe": [_MODERN % "{1,3}"], "dbrx": [_MODERN % "{1,3}"],
+    "qwen2": [_MODERN % ""], "stablelm2": [_MODERN % ""], "deepseek-r1-qwen": [_MODERN % ""],
 }  # fmt: skip
 del _SPLITS["gpt-4o"]  # its letters are cut by case
 

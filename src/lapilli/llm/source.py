@@ -14,9 +14,12 @@ from lapilli.llm.blocks import BlockedMatrix
 from lapilli.llm.decoder import Shape
 from lapilli.llm.text import Text
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "phi3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "phi2", "phi3", "starcoder2", "stablelm", "olmo2")
 """The architectures that are taken, by GGUF's names."""
-KINDS = (*ARCHITECTURES, "mistral", "granite", "smollm3", "olmo2", "gemma3_text")
+KINDS = (
+    "llama", "qwen2", "qwen3", "gemma", "phi", "phi3", "starcoder2", "stablelm", "olmo2", "mistral", "granite", "smollm3",
+    "gemma3_text",
+)  # fmt: skip
 """The model types that are taken, by Hugging Face's names."""
 
 TEXT_KINDS, SPEECH_KINDS = ("t5", "mt5"), ("whisper",)
@@ -53,6 +56,10 @@ class Source:
             "post_attention_norm": (s.width,), "post_ffw_norm": (s.width,),
         }  # fmt: skip
         optional = {"output", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"}
+        if not s.gated:
+            layer.pop("ffn_gate")
+        if s.parallel:
+            layer.pop("ffn_norm")
         together = {"attn_q_norm": (q,), "attn_k_norm": (kv,)}  # of all heads
         instead = {"attn_norm": "post_attention_norm", "ffn_norm": "post_ffw_norm"}
         named = [("", whole), *((f"blk.{k}.", layer) for k in range(s.layers))]
