@@ -31,7 +31,7 @@ from lapilli.graph.integers import arithmetic
 from lapilli.graph.module import Module
 from lapilli.graph.shared_states import share_states
 from lapilli.ir.dtype import DType
-from lapilli.ir.integer import product
+from lapilli.ir.integer import forget_divisions, product
 from lapilli.ir.node import MOST_ELEMENTS, Constant, Graph, Input
 from lapilli.legalize.partition import Parts, partition
 from lapilli.legalize.passes import functional, optimize
@@ -178,6 +178,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(depth)
+        forget_divisions()  # or every collection from now on looks at them, those at the interpreter's end for seconds
         if collecting:
             gc.enable()
 

@@ -717,6 +717,14 @@ def mod(x: Int, y: Int) -> Int:
     return of(Remainder(x, y))
 
 
+def forget_divisions() -> None:
+    """Empties the caches of `floordiv` and `mod`: variables are new in each program, so that hardly any entry is of use for the
+    next one, and a language model leaves some hundred thousand objects.
+    """
+    floordiv.cache_clear()
+    mod.cache_clear()
+
+
 def _extremum(op: str, x: Int, y: Int) -> Int:
     if x == y:
         return x
