@@ -172,11 +172,33 @@ def test_log_probabilities(client: TestClient, lm: LLM) -> None:
         assert [e["token"] for e in entries] == [t.text for t in want]
         assert [e["logprob"] for e in entries] == pytest.approx([t.logprob for t in want], abs=1e-4)
         assert all(e["top_logprobs"][0]["logprob"] == pytest.approx(e["logprob"], abs=1e-4) for e in entries)
-    body = {"prompt": "the", "max_tokens": 5, "temperature": 0, "logprobs": 2}
+    listed = client.post("/v1/chat/completions", json=body | {"top_logprobs": 20}).json()["choices"][0]["logprobs"][
+        "content"
+    ]
+    halves = [t for e in listed for t in e["top_logprobs"] if t["token"] == "\ufffd"]  # bytes above 127, one token each
+    assert len(halves) > 4 and all(len(t["bytes"]) == 1 and t["bytes"][0] > 127 for t in halves)
+    assert all(bytes(t["bytes"]).decode() == t["token"] for e in listed for t in e["top_logprobs"] if t not in halves)
+    body = {"prompt": "the", "max_tokens": 5, "temperature": 0, "logprobs": 20}
+    listed = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert all(len(each) == 20 for each in listed["top_logprobs"])
+    assert any(name.startswith("bytes:\\x") for name in listed["top_logprobs"][0])
+    body["logprobs"] = 2
     listed = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     assert len(listed["tokens"]) == 5 and max(listed["top_logprobs"][0].values()) == pytest.approx(
         listed["token_logprobs"][0], abs=1e-4
     )
+
+
+def test_the_model_is_listed_and_found_by_its_name(client: TestClient, lm: LLM) -> None:
+    listed = client.get("/v1/models").json()["data"]
+    assert [m["id"] for m in listed] == [lm.name] and listed[0]["context_length"] == lm.context
+    assert client.get(f"/v1/models/{lm.name}").json() == listed[0]
+    response = client.get("/v1/models/an%22other/name")
+    assert (
+        response.status_code == 404
+        and "There is no model 'an\"other/name' here; " in response.json()["error"]["message"]
+    )
+    assert "other" not in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(

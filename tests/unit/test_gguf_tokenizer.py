@@ -96,3 +96,14 @@ def test_pieces_merge_by_their_scores(prefix: bool) -> None:
         assert [tokens[k] for k in found[1:]] == merged(spelled, of)
         assert text.decode(found) == given
     assert text.decode(text.encode("aé")) == "aé"  # as bytes
+    assert b"".join(map(text.piece_bytes, text.encode("aé")))[-3:] == "aé".encode()
+
+
+def test_parts_of_characters_have_bytes() -> None:
+    fields = bytes_in_pairs("gpt-2")
+    text = text_of(fields)
+    for given in TEXTS:
+        assert b"".join(map(text.piece_bytes, text.encode(given))) == given.encode()
+    alone = {text.piece_bytes(k) for k in range(256)}
+    assert alone == {bytes([b]) for b in range(256)}
+    assert text.piece_bytes(len(fields["tokenizer.ggml.tokens"]) - 1) == b"<end>"

@@ -170,7 +170,7 @@ def application(
     desk = Desk(model, limits, metrics)
 
     def guarded(
-        handler: Callable[[Request], Awaitable[Response]], key: bool = True
+        handler: Callable[[Request], Awaitable[Response]], key: bool = True, path: str | None = None
     ) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             try:
@@ -187,7 +187,8 @@ def application(
                 response = Response(status_code=499)
             except Exception as error:
                 response = _failed(error).response()
-            metrics.add("requests_total", 1, f'{{path="{request.url.path}",status="{response.status_code}"}}')
+            named = path or request.url.path  # never what a client makes up
+            metrics.add("requests_total", 1, f'{{path="{named}",status="{response.status_code}"}}')
             return response
 
         return handle
@@ -201,15 +202,16 @@ def application(
     async def embeddings(request: Request) -> Response:
         return await _embeddings(request, desk)
 
+    served = {"id": model.name, "object": "model", "created": 0, "owned_by": "lapilli", "context_length": model.context}
+
     async def models(_: Request) -> Response:
-        entry = {
-            "id": model.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "lapilli",
-            "context_length": model.context,
-        }
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse({"object": "list", "data": [served]})
+
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != model.name:
+            raise Refusal(404, f"There is no model {name[:200]!r} here; {model.name!r} is served.")
+        return JSONResponse(served)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -237,6 +239,7 @@ def application(
             Route("/v1/completions", guarded(completions), methods=["POST"]),
             Route("/v1/embeddings", guarded(embeddings), methods=["POST"]),
             Route("/v1/models", guarded(models), methods=["GET"]),
+            Route("/v1/models/{name:path}", guarded(one_model, path="/v1/models/{name}"), methods=["GET"]),
             Route("/metrics", guarded(numbers), methods=["GET"]),
             Route("/health", guarded(health, key=False), methods=["GET"]),
         ],
@@ -431,7 +434,6 @@ class Reply:
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
         if "logprobs" not in self.request.choices:
             return None
-        text = self.model.text.piece_text
         if self.request.chat:
             return {"content": [
                 self._entry(t.id, t.logprob) | {"top_logprobs": [self._entry(n, p) for n, p in t.likely]} for t in tokens
@@ -439,12 +441,20 @@ class Reply:
         offsets = []
         for t in tokens:
             offsets.append(self._offset)
-            self._offset += len(text(t.id))
+            self._offset += len(self.model.text.piece_text(t.id))
         return {
-            "tokens": [text(t.id) for t in tokens], "token_logprobs": [t.logprob for t in tokens], "text_offset": offsets,
-            "top_logprobs": [{text(n): p for n, p in t.likely} for t in tokens],
+            "tokens": [self._named(t.id) for t in tokens], "token_logprobs": [t.logprob for t in tokens], "text_offset": offsets,
+            "top_logprobs": [{self._named(n): p for n, p in t.likely} for t in tokens],
         }  # fmt: skip
+
+    def _named(self, number: int) -> str:
+        """A token as a key: its text, or its bytes, as OpenAI writes them, where they are a part of a character."""
+        found = self.model.text.piece_bytes(number)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{b:02x}" for b in found)
 
     def _entry(self, number: int, logprob: float) -> dict[str, Any]:
         text = self.model.text.piece_text(number)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logprob, "bytes": list(self.model.text.piece_bytes(number))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -14,6 +15,11 @@ from lapilli.llm.packages import need
 
 Messages = Sequence[Mapping[str, Any]]
 TEXT_KEY, TOKENIZER_KEY = "llm.text", "llm.tokenizer"
+_INCOMPLETE = "\ufffd"
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = tuple(b for b in range(256) if b not in _PRINTED)
+_BYTES = {chr(b): b for b in _PRINTED} | {chr(256 + k): b for k, b in enumerate(_OTHERS)}
+"""What GPT-2 and its relatives write for bytes in the names of tokens."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,16 @@ class Text:
         """The text of a token alone, special ones as they are called."""
         found: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return found
+
+    def piece_bytes(self, token: int) -> bytes:
+        """The bytes of a token alone, in UTF-8, also where they are a part of a character, whose text is U+FFFD."""
+        text, name = self.piece_text(token), self.name(token)
+        if _INCOMPLETE in text and name:
+            if re.fullmatch("<0x[0-9A-F]{2}>", name):  # SentencePiece's
+                return bytes([int(name[3:5], 16)])
+            if all(c in _BYTES for c in name):
+                return bytes(_BYTES[c] for c in name)
+        return text.encode()
 
     @cached_property
     def _template(self) -> Any:
