@@ -220,7 +220,9 @@ def convolutions(s: int) -> Iterator[Case]:
     yield case("3x3x3, 4 groups", 4 * c, 4 * c, (3, 3, 3), groups=4)
     for kernel in (3, 7, 9):
         yield case(f"depthwise {kernel}x{kernel}", 8 * c, 8 * c, (kernel, kernel), groups=8 * c)
+    yield case("depthwise 3x3, channels in no fours", 8 * c + 1, 8 * c + 1, (3, 3), groups=8 * c + 1)
     yield case("depthwise, two results a channel", 4 * c, 8 * c, (3, 3), groups=4 * c)
+    yield case("depthwise, three results a channel in no fours", 2 * c + 1, 6 * c + 3, (3, 3), groups=2 * c + 1)
     yield Case(
         "convolution, 3-D", "transposed, larger than its input",
         lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=(0, 0, 1), output_padding=1),
@@ -229,6 +231,11 @@ def convolutions(s: int) -> Iterator[Case]:
     yield Case(
         "convolution, 2-D", "transposed, stride 2", lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
         ((b, 4 * c, size // 2, size // 2), (4 * c, 4 * c, 4, 4)), 2 * b * (size // 2) ** 2 * 256 * c * c, weights=1,
+    )  # fmt: skip
+    yield Case(
+        "convolution, 2-D", "transposed, stride 3, dilation 2",
+        lambda x, w: F.conv_transpose2d(x, w, stride=3, padding=1, dilation=2),
+        ((b, 4 * c, size // 3, size // 3), (4 * c, 4 * c, 3, 3)), 2 * b * (size // 3) ** 2 * 144 * c * c, weights=1,
     )  # fmt: skip
 
 
@@ -322,6 +329,12 @@ def rows(s: int) -> Iterator[Case]:
         lambda x: F.batch_norm(x, None, None, training=True),
         [(4, 32, m // 8, n // 16)],
     )
+    image = (4, m // 8, n // 16, 32)  # with its channels last, as it lies between convolutions
+    yield case("norm", "group_norm, channels last", lambda x: F.group_norm(x.movedim(-1, 1), 4), [image])
+    yield case("norm", "instance_norm, channels last", lambda x: F.instance_norm(x.movedim(-1, 1)), [image])
+    yield case("norm", "softmax of images, channels last", lambda x: x.flatten(1, 2).softmax(1), [image])
+    yield case("norm", "gate of means, channels last", lambda x: x * x.mean((1, 2), keepdim=True).sigmoid(), [image])
+    yield case("norm", "turned", lambda x: x.mT * 2, [(m, n)])
     for dims in ((-1,), (0,), (0, 1), (1,)):
         shape = (m, n) if dims != (1,) else (8, m // 8, n)
         yield case("reduction", f"sum over {dims} of {len(shape)}", lambda x, d=dims: x.sum(d), [shape])

@@ -17,6 +17,7 @@ from lapilli.codegen.packing import (
     flat,
     is_nested,
     pack_depthwise,
+    repeated,
     strided_convolution,
     strided_product,
 )
@@ -24,7 +25,7 @@ from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Op
-from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum
 from lapilli.ir.node import Constant, Input, Map, Node, State, in_state
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import encoding_of
@@ -420,7 +421,7 @@ class CpuConvolution(KernelTemplate):
         per_group, whole = v.channels // v.groups, int(not v.weight.dtype.is_float)
         out4 = ceildiv(v.out_channels, 4)
         tw, size = self.tile.columns, self.tile.invocations
-        strips = v.n * ceildiv(v.out_h, self.tile.rows) * ceildiv(v.out_w, tw) * (v.out_channels // 4)
+        strips = v.n * ceildiv(v.out_h, self.tile.rows) * ceildiv(v.out_w, tw) * out4
         w.params(
             M=v.rows, N=v.out_channels, C4=ceildiv(per_group, 4), OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, KH=v.kernel[0],
             KW=v.kernel[1], SH=v.stride[0], SW=v.stride[1], PH=v.padding[0], PW=v.padding[1], DH=v.dilation[0],
@@ -433,10 +434,11 @@ class CpuConvolution(KernelTemplate):
             groups, group = linear_groups(strips, size)
             share = int(v.dilation[1] == 1)
             lane = f"uint({group}) * {size} + li"
-            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {whole}>(P.t, {lane}, gid.x);"
+            more = f"{whole}, {_stores(vec, v.out_channels, 4)}"
+            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {more}>(P.t, {lane}, gid.x);"
             if self.tile.rows > 1:
                 taps = f"{v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}"
-                call = f"convDepthwiseTile<X, W, E, {self.tile.rows}, {tw}, {taps}, {whole}>(P.t, {lane}, gid.x);"
+                call = f"convDepthwiseTile<X, W, E, {self.tile.rows}, {tw}, {taps}, {more}>(P.t, {lane}, gid.x);"
             written = w.finish(call, groups, (size, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
@@ -499,7 +501,7 @@ def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
     c = v.out_channels.value  # the number of groups, which must be known
     if c is None or v.channels != v.groups or v.groups in (1, c):
         return v
-    return _repeated(v, c, ctx)
+    return repeated(v, c, ctx)
 
 
 def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:
@@ -511,7 +513,7 @@ def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolutio
 
 
 def _is_depthwise(v: ConvolutionView) -> bool:
-    return v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= _WIDEST
+    return v.is_depthwise and v.out_channels == v.channels and v.kernel[1] <= _WIDEST
 
 
 def _windows(given: ConvolutionView, ctx: Context) -> tuple[ConvolutionView, Operand] | None:
@@ -560,20 +562,6 @@ def direct(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution |
     v, x = found
     made = CpuConvolution(v, x, _pack_filter(v, ctx), False, _direct_tile(v, ctx.target))
     return made if made.is_countable(ctx.target) else None
-
-
-def _repeated(v: ConvolutionView, groups: int, ctx: Context) -> ConvolutionView:
-    """With several results of a channel: with as many copies of it, so that there is one of each."""
-    x, element, c = v.x, flat(v.x.node, ctx), as_int(groups)
-    per_channel = v.out_channels // v.channels
-
-    def body(n: Int, h: Int, w: Int, o: Int) -> tuple[list[Int], Expr]:
-        strides = zip((n, o // per_channel, h, w), x.strides, strict=True)
-        return [], element(total([x.offset, *(i * s for i, s in strides)]))
-
-    copy = ctx.packed("repeated", x.node, [v.n, v.h, v.w, c], body)
-    made = Operand(copy, as_int(0), (v.h * v.w * c, as_int(1), v.w * c, c))
-    return replace(v, channels=c, groups=groups, x=made)
 
 
 def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:

@@ -19,6 +19,7 @@ from lapilli.codegen.packing import (
     flat,
     is_nested,
     pack_depthwise,
+    repeated,
     strided_convolution,
     strided_product,
 )
@@ -475,10 +476,10 @@ class Depthwise(KernelTemplate):
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w, vector=True)
         w.params(
-            H=v.h, W=v.w, OW=v.out_w, groups=v.channels // 4, padH=v.padding[0], padW=v.padding[1], strideH=v.stride[0],
-            dilationH=v.dilation[0], dilationW=v.dilation[1],
+            H=v.h, W=v.w, OW=v.out_w, N=v.channels, groups=ceildiv(v.channels, 4), padH=v.padding[0], padW=v.padding[1],
+            strideH=v.stride[0], dilationH=v.dilation[0], dilationW=v.dilation[1],
         )  # fmt: skip
-        groups = (ceildiv(v.out_w * (v.channels // 4), size), v.out_h, v.n)
+        groups = (ceildiv(v.out_w * ceildiv(v.channels, 4), size), v.out_h, v.n)
         whole = int(not v.weight.dtype.is_float)
         call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {whole}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams")
@@ -491,13 +492,15 @@ _MOST_TAPS = 1024
 
 
 def depthwise(v: ConvolutionView, ctx: Context) -> Depthwise | None:
-    if not v.is_depthwise or v.out_channels != v.channels or v.channels % 4 != 0:
+    if v.groups == 1 or v.channels != v.groups or math.prod(v.kernel) > _MOST_TAPS:
         return None
-    if math.prod(v.kernel) > _MOST_TAPS:
-        return None
-    x = channels_last(v, ctx, 4)
-    dense = x.strides[3] == v.channels and (v.h == 1 or x.strides[2] == v.channels * v.w)
-    dense = dense and (v.n == 1 or x.strides[0] == v.channels * v.w * v.h) and x.offset == 0
+    if not v.is_depthwise:
+        if v.out_channels.value is None:
+            return None
+        v = repeated(v, v.out_channels.value, ctx)
+    x, c = channels_last(v, ctx, 4), ceildiv(v.channels, 4) * 4
+    dense = x.strides[3] == c and (v.h == 1 or x.strides[2] == c * v.w)
+    dense = dense and (v.n == 1 or x.strides[0] == c * v.w * v.h) and x.offset == 0
     if not dense:
         x = channels_last(v, ctx, 4, copy=True)
     return Depthwise(v, x, pack_depthwise(v, ctx))

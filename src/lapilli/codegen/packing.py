@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import split
@@ -183,12 +184,26 @@ def filter_index(v: ConvolutionView, o: Int, c: Int, h: Int, w: Int) -> list[Int
     return [o, c, w] if v.weight.rank == 3 else [o, c, h, w]
 
 
+def repeated(v: ConvolutionView, groups: int, ctx: Context) -> ConvolutionView:
+    """With several results of a channel: with as many copies of it, so that there is one of each."""
+    x, element, c = v.x, flat(v.x.node, ctx), as_int(groups)
+    per_channel = v.out_channels // v.channels
+
+    def body(n: Int, h: Int, w: Int, o: Int) -> tuple[list[Int], Expr]:
+        strides = zip((n, o // per_channel, h, w), x.strides, strict=True)
+        return [], element(total([x.offset, *(i * s for i, s in strides)]))
+
+    copy = ctx.packed("repeated", x.node, [v.n, v.h, v.w, c], body)
+    made = Operand(copy, as_int(0), (v.h * v.w * c, as_int(1), v.w * c, c))
+    return replace(v, channels=c, groups=groups, x=made)
+
+
 def pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
-    """[C, 1, kh, kw] as [kh, kw, C]."""
+    """[C, 1, kh, kw] as [kh, kw, C], zero-padded in C to a multiple of 4."""
     zero = as_int(0)
     return ctx.packed(
-        "depthwise", v.weight, [*v.kernel, v.out_channels],
-        lambda h, w, c: ([], ctx.read(v.weight, filter_index(v, c, zero, h, w))),
+        "depthwise", v.weight, [*v.kernel, ceildiv(v.out_channels, 4) * 4],
+        lambda h, w, c: ([v.out_channels - 1 - c], ctx.read(v.weight, filter_index(v, c, zero, h, w))),
     )  # fmt: skip
 
 
