@@ -155,7 +155,8 @@ def compile(
             channels-last memory format are accepted in that format, without a copy.
         example_kwargs: keyword arguments in addition to example_inputs.
         precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
-            An input that only matrix products and convolutions read is rounded to float16 as it is copied.
+            An input that only matrix products and convolutions read is rounded to float16 as it is copied; on matrix units one that
+            only attention reads, too.
             None: "fp32", with target="metal" "fp16".
         dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds. None: for an ONNX
             file, those that it declares to be open; `()`: none.

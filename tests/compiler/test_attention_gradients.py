@@ -33,7 +33,8 @@ def kernels(
     sizes: tuple[int, ...], model: nn.Module, target: Target = H100, dtype: torch.dtype = torch.float16
 ) -> list[KernelSource]:
     given = (torch.empty(sizes, dtype=dtype),) * 5
-    s = schedule_of(lower(prepare(capture(model, given)), "fp16", True), target)
+    precision = "fp32" if dtype is torch.float32 else "fp16"
+    s = schedule_of(lower(prepare(capture(model, given)), precision, True), target)
     made = write_all(s)
     return [made[t.out.id] for t in s.order.run]
 

@@ -71,3 +71,25 @@ def test_open_numbers_of_tokens_and_batches() -> None:
             given, wanted = case(batch, tokens)
             for got, want in zip(program(*given), wanted, strict=True):
                 assert float((got - want).abs().max()) <= 2e-3 * float(want.abs().max())
+
+
+def test_half_precision_reads_inputs_in_float32() -> None:
+    """What is given to the gradients is in float32; matrix units multiply halves, to which it is rounded."""
+
+    class Gradients(nn.Module):
+        def forward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
+            turned = (x.transpose(1, 2) for x in (q, k))
+            return list(ATTENTION_BACKWARD(grad, *turned, v, out, None, False, None, False))
+
+    torch.manual_seed(3)
+    q, k, v, grad = (torch.randn(1, 2, 19, 16) for _ in range(4))
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    made = nn.functional.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+    wanted = torch.autograd.grad(made, leaves, grad.double())
+    given = (grad, *(x.transpose(1, 2).contiguous() for x in (q, k)), v, made.detach().float())
+    with lapilli.compile(Gradients(), given, precision="fp16", target="gpu-fp16-matrix", fallback="error") as program:
+        names = [d.kernel for d in program.description.methods[0].plans[0].run]
+        found = program(*given)
+    assert names.count("attention_gradient") == 3
+    for got, want in zip(found, wanted, strict=True):
+        assert float((got - want).abs().max()) <= 2e-3 * float(want.abs().max())

@@ -15,13 +15,14 @@ from lapilli.codegen.attention_operands import (
     scores_of,
     source_of_units,
     task_of,
+    type_on_units,
     work_groups,
 )
 from lapilli.codegen.attention_tiles import AttentionTile, RowSizes, gradient_tiles
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
-from lapilli.codegen.wrapper import SHORT, Wrapper, batched, on_units, with_sizes
+from lapilli.codegen.wrapper import SHORT, Wrapper, batched, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, const, load, loads
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of, product
@@ -45,7 +46,7 @@ def choose(task: Task, ctx: Context) -> bool:
     scores = scores_of(note, ctx)
     if scores is None or note.delta.id not in ctx.layouts:
         return False
-    if on_units(ctx.target, note.q, note.k, note.v, note.grad) is None:
+    if type_on_units(note, (note.q, note.k, note.v, note.grad), ctx) is None:
         return False
     made = _template(scores, note, ctx)
     if made is None:
@@ -71,8 +72,8 @@ class _Operands:
 
 
 def _operands(scores: Task, note: AttentionGradient, ctx: Context) -> _Operands | None:
-    batch = [a.extent for a in note.batch]
-    q, k, v, grad = (head_rows(x, batch, ctx, _UNIT) for x in (note.q, note.k, note.v, note.grad))
+    batch, dtype = [a.extent for a in note.batch], note.weights.dtype
+    q, k, v, grad = (head_rows(x, batch, ctx, _UNIT, dtype) for x in (note.q, note.k, note.v, note.grad))
     if q is None or k is None or v is None or grad is None or k.share != v.share:
         return None
     if not note.q.shape[-1].value or not note.v.shape[-1].value:
@@ -134,7 +135,7 @@ class _OnUnits(KernelTemplate):
         blocks, causal = ceildiv(rows, tile.queries), self.note.causal
         heads_first, groups = work_groups(blocks, self._batch, causal, ctx.target)
         counts = [*numbers, tile.subgroups, tile.keys, int(causal), int(heads_first)]
-        dtype = self.q.operand.node.dtype
+        dtype = self.note.weights.dtype
         call = f"{name}<{SHORT[dtype]}, {types}, {', '.join(map(str, counts))}>(P.t, gid, li);"
         written = w.finish(call, groups, (tile.invocations, 1, 1), name, "GradientParams", ["gpu_attention"])
         written.needs = UNITS[dtype] | QUADS
@@ -168,7 +169,7 @@ class _Sums(_OnUnits):
         w, before = self._wrapper(task, ctx, sizes_as_params)
         w.epilogue(self._batch * self._queries, as_int(1), batched(task))
         for name, t in (("Q", self.q), ("K", self.k)):
-            source_of_units(w, name, t)
+            source_of_units(w, name, t, self.note.weights.dtype)
         w.params("t.v", **_UNREAD)
         w.params("t.o", **_UNREAD)
         size = padded(self.size)
@@ -232,7 +233,7 @@ class _Gradient(_OnUnits):
         width = self.width if of_values else self.size
         w.epilogue(self._rows, as_int(width), batched(task))
         for name, t in (("Q", self.q), ("K", self.k), *(() if of_values else (("V", self.v),)), ("O", self.grad)):
-            source_of_units(w, name, t)
+            source_of_units(w, name, t, self.note.weights.dtype)
         if of_values:
             w.params("t.v", **_UNREAD)
         self._of_queries(w)

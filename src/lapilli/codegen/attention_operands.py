@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 from lapilli.codegen import masks
 from lapilli.codegen.emit import Emitter
-from lapilli.codegen.packing import gathered
+from lapilli.codegen.packing import can_be_stored_as, gathered
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, batched, source8
 from lapilli.ir.axes import index_of
+from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
-from lapilli.ir.node import Attention, AttentionGradient, Matmul, Node
+from lapilli.ir.node import Attention, AttentionGradient, Input, Matmul, Node, in_state
 from lapilli.schedule.contraction import Operand, merged, operand
-from lapilli.schedule.layout import estimate
+from lapilli.schedule.layout import estimate, is_row_major
 from lapilli.schedule.pages import Paged
 from lapilli.schedule.roots import chase
 from lapilli.schedule.task import Task
@@ -43,9 +44,42 @@ def _in_vectors(x: Operand, width: Int, unit: int) -> bool:
     return unit == 1 or (column == 1 and all_multiples(unit, width, x.offset, *others))
 
 
-def paged_rows(x: Node, found: Paged, batch: Sequence[Int], ctx: Context, unit: int) -> HeadRows | None:
-    """A value in pages: the strides of outer batches are those of pages. None if the kernel cannot read it as it lies."""
-    if found.root.id not in ctx.layouts or not ctx.is_whole(found.root):
+def type_on_units(note: Attention | AttentionGradient, operands: Sequence[Node], ctx: Context) -> DType | None:
+    """The type in which matrix units multiply these operands: that of the weights. None if the units lack it, or if an operand is
+    computed in another type.
+    """
+    dtype = note.weights.dtype
+    short = dtype.is_short_float and ctx.target.multiplies(dtype)
+    return dtype if short and all(_can_be(dtype, x, ctx) for x in operands) else None
+
+
+def _can_be(dtype: DType, x: Node, ctx: Context) -> bool:
+    """Whether a value is of this type, or may be rounded to it. A view is of the type in which the model computes, whatever the
+    memory holds that it reads. A cache in another type is not copied: some of its entries may not be filled yet.
+    """
+    root = _root(x, ctx)
+    if _lies_in(dtype, root):
+        return True
+    return not in_state(root) and (x.dtype is dtype or can_be_stored_as(dtype, root))
+
+
+def _root(x: Node, ctx: Context) -> Node:
+    """The value whose memory is read, seen through views."""
+    return chase(x, tuple(as_int(0) for _ in x.shape), dict(ctx.views))[0]
+
+
+def _lies_in(dtype: DType | None, node: Node) -> bool:
+    """Whether kernels that read this type (None: any) take a value as it lies: they convert codes."""
+    return dtype is None or node.dtype in (dtype, DType.code)
+
+
+def paged_rows(
+    x: Node, found: Paged, batch: Sequence[Int], ctx: Context, unit: int, dtype: DType | None = None
+) -> HeadRows | None:
+    """A value in pages: the strides of outer batches are those of pages. None if the kernel cannot read it as it lies. dtype: as
+    for `head_rows`.
+    """
+    if found.root.id not in ctx.layouts or not ctx.is_whole(found.root) or not _lies_in(dtype, found.root):
         return None
     share = (batch[-1] // x.shape[-3]).value
     offset = ctx.layouts[found.root.id].offset(found.place)
@@ -57,9 +91,10 @@ def paged_rows(x: Node, found: Paged, batch: Sequence[Int], ctx: Context, unit: 
     return HeadRows(made, share, x.shape[-1]) if _in_vectors(made, x.shape[-1], unit) else None
 
 
-def head_rows(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> HeadRows | None:
+def head_rows(x: Node, batch: Sequence[Int], ctx: Context, unit: int, dtype: DType | None = None) -> HeadRows | None:
     """[*batch, rows, columns] in memory, copied if a kernel that reads `unit` elements at a time cannot read it as it lies. A
-    dimension of size 1 is broadcast; a last batch dimension that divides the heads is shared.
+    dimension of size 1 is broadcast; a last batch dimension that divides the heads is shared. dtype: the type that it must have,
+    if it is no code.
     """
     axes = [Var(f"a{d}", size) for d, size in enumerate(x.shape)]
     share = 1
@@ -70,17 +105,36 @@ def head_rows(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> HeadRow
         share = ratio.value
     index = tuple(map(index_of, axes))
     missing = [as_int(0)] * (len(batch) + 2 - x.rank)
-    found = operand(x, index, [None if a.extent == 1 else a for a in axes], ctx.views, ctx.layouts)
-    outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1]) if found is not None else None
-    width = x.shape[-1]
-    if found is None or outer is None or not ctx.is_whole(found.node) or not _in_vectors(found, width, unit):
-        found = gathered(x, index, [[] if a.extent == 1 else [a] for a in axes], ctx, unit)
-        outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1])
+
+    def outer_of(found: Operand | None) -> Int | None:
+        return merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1]) if found is not None else None
+
+    lies = operand(x, index, [None if a.extent == 1 else a for a in axes], ctx.views, ctx.layouts)
+    fits = lies is not None and ctx.is_whole(lies.node) and _in_vectors(lies, x.shape[-1], unit)
+    found = _in_type(dtype, lies, ctx) if lies is not None and fits else None
+    outer = outer_of(found)
+    if found is None or outer is None:
+        found = gathered(x, index, [[] if a.extent == 1 else [a] for a in axes], ctx, unit, dtype)
+        outer = outer_of(found)
         if outer is None or not ctx.is_whole(found.node):  # some of the outer batches are broadcast
             return None
     strides = (*missing, *found.strides)
     head = strides[len(batch) - 1] if batch else as_int(0)
     return HeadRows(Operand(found.node, found.offset, (outer, head, *strides[-2:])), share, x.shape[-1])
+
+
+def _in_type(dtype: DType | None, x: Operand, ctx: Context) -> Operand | None:
+    """An operand as it lies; or in a copy of this type of the whole input, which all that read the input have in common, and which
+    the host can make (see `schedule/rounded_inputs.py`). None for what the model computes in another type.
+    """
+    if _lies_in(dtype, x.node):
+        return x
+    if not isinstance(x.node, Input) or not is_row_major(ctx.layouts[x.node.id]):
+        return None
+    key = ("in type", x.node.id, dtype)
+    if key not in ctx.copies:
+        ctx.copies[key] = ctx.packed("rounded", x.node, x.node.shape, lambda *at: ([], ctx.read(x.node, at)), dtype)
+    return Operand(ctx.copies[key], x.offset, x.strides)
 
 
 def place(w: Wrapper, name: str, t: HeadRows, unit: int) -> None:
@@ -97,9 +151,9 @@ def padded(size: int) -> int:
     return -(-size // 8) * 8
 
 
-def source_of_units(w: Wrapper, name: str, t: HeadRows) -> None:
-    """struct `name`, by which matrix units' kernels read `t`, and its parameters of type Strides8."""
-    source8(w, name, t.operand.node)
+def source_of_units(w: Wrapper, name: str, t: HeadRows, dtype: DType) -> None:
+    """struct `name`, by which matrix units' kernels read `t` in this type, and its parameters of type Strides8."""
+    source8(w, name, t.operand.node, dtype)
     outer, head, row, _ = t.operand.strides
     w.params(f"t.{name.lower()}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
 
@@ -115,8 +169,7 @@ def scores_of(note: Attention | AttentionGradient, ctx: Context) -> Task | None:
 
 def task_of(node: Node, ctx: Context) -> Task | None:
     """The task that computes a value, seen through views."""
-    root, _ = chase(node, tuple(as_int(0) for _ in node.shape), dict(ctx.views))
-    return ctx.tasks.get(root.id)
+    return ctx.tasks.get(_root(node, ctx).id)
 
 
 def places_of(scores: Task) -> tuple[Var, Var, dict[Atom, Int], dict[Atom, str]]:

@@ -19,6 +19,7 @@ from lapilli.codegen.attention_operands import (
     score_struct,
     scores_of,
     source_of_units,
+    type_on_units,
     work_groups,
 )
 from lapilli.codegen.attention_tiles import SEEN, AttentionTile, attention_tiles
@@ -32,7 +33,6 @@ from lapilli.codegen.wrapper import (
     SIGNATURE,
     Wrapper,
     batched,
-    on_units,
     parts_source,
     source,
     with_sizes,
@@ -94,39 +94,44 @@ def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iter
                 seen.add(found.most_parts)
                 yield choices.Candidate(f"{_FewQueries.family}: {found.most_parts} parts", found)
 
-    def many(kind: type[_MatrixFlash] | type[_Flash] | type[_CpuFlash]) -> Iterator[choices.Candidate[KernelTemplate]]:
-        template = _template(kind, scores, note, ctx)
+    def many(
+        kind: type[_MatrixFlash] | type[_Flash] | type[_CpuFlash], dtype: DType | None = None
+    ) -> Iterator[choices.Candidate[KernelTemplate]]:
+        template = _template(kind, scores, note, ctx, dtype=dtype)
         if template is not None:
             yield from choices.named(kind.family, template.variants(task, ctx))
 
     if ctx.target.kind != "gpu":
         return many(_CpuFlash) if ctx.target.texel else iter(())
-    kinds: tuple[type[_MatrixFlash] | type[_Flash], ...] = (
-        (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,)
-    )
-    return choices.in_turn([few(), *(many(kind) for kind in kinds)])
+    dtype = _type_on_units(note, ctx)
+    on_units = [many(_MatrixFlash, dtype)] if dtype is not None else []
+    return choices.in_turn([few(), *on_units, many(_Flash)])
 
 
-def _suits_matrix_units(note: Attention, ctx: Context) -> bool:
-    """Whether the units compute more than padding: not for a few queries."""
-    dtype = on_units(ctx.target, note.q, note.k, note.v)
-    return dtype is not None and (note.rows[0].extent.value or MATRIX) >= MATRIX
+def _type_on_units(note: Attention, ctx: Context) -> DType | None:
+    """In which matrix units multiply; None for a few queries, of which they would compute padding above all."""
+    many = (note.rows[0].extent.value or MATRIX) >= MATRIX
+    return type_on_units(note, (note.q, note.k, note.v), ctx) if many else None
 
 
 _A = TypeVar("_A", bound="_Attention")
 
 
-def _template(kind: type[_A], scores: Task, note: Attention, ctx: Context, *more: Any) -> _A | None:
+def _template(
+    kind: type[_A], scores: Task, note: Attention, ctx: Context, *more: Any, dtype: DType | None = None
+) -> _A | None:
+    """dtype: the type that operands must have; None: any."""
     batch = [a.extent for a in note.batch]
-    q = head_rows(note.q, batch, ctx, kind.unit)
+    q = head_rows(note.q, batch, ctx, kind.unit, dtype)
     k = v = pages = None
     paged = in_pages(note, ctx.views)
     if paged is not None:
-        k, v = (paged_rows(x, found, batch, ctx, kind.unit) for x, found in ((note.k, paged[0]), (note.v, paged[1])))
+        values = (note.k, paged[0]), (note.v, paged[1])
+        k, v = (paged_rows(x, found, batch, ctx, kind.unit, dtype) for x, found in values)
         pages = replace(paged[2], number=ctx.place(paged[2].number))
     if k is None or v is None:
         pages = None
-        k, v = (head_rows(x, batch, ctx, kind.unit) for x in (note.k, note.v))
+        k, v = (head_rows(x, batch, ctx, kind.unit, dtype) for x in (note.k, note.v))
     size, width = note.q.shape[-1].value, note.v.shape[-1].value
     if q is None or k is None or v is None or not size or not width:
         return None
@@ -419,12 +424,13 @@ class _MatrixFlash(_Attention):
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = self._wrapper("gpu_attention_matrix", task, ctx, sizes_as_params)
-        for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
-            source_of_units(w, name.upper(), t)
-        before = score_before_query(w, self.scores, self.causal)
-        tile, dtype, masked = self.tile, self.q.operand.node.dtype, self._keep(w)
-        assert tile is not None
         note = attention_of(task)
+        dtype = note.weights.dtype
+        for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
+            source_of_units(w, name.upper(), t, dtype)
+        before = score_before_query(w, self.scores, self.causal)
+        tile, masked = self.tile, self._keep(w)
+        assert tile is not None
         blocks, batch = ceildiv(note.rows[0].extent, tile.queries), product([a.extent for a in note.batch])
         heads_first, groups = work_groups(blocks, batch, self.causal, ctx.target)
         call = (

@@ -42,10 +42,17 @@ def _is_worth_copying(r: Reduce) -> bool:
     return estimate(product([a.extent for a in (*r.axes, *r.raxes)])) >= WORTH_COPYING
 
 
-def gathered(node: Node, index: Sequence[Int], groups: Sequence[Sequence[Var]], ctx: Context, unit: int = 1) -> Operand:
+def gathered(
+    node: Node,
+    index: Sequence[Int],
+    groups: Sequence[Sequence[Var]],
+    ctx: Context,
+    unit: int = 1,
+    dtype: DType | None = None,
+) -> Operand:
     """A dense copy of `node[index]`: a dimension for each group of axes. A group that the index does not depend on has stride 0.
 
-    unit: the last dimension is filled up with zeros to a multiple.
+    unit: the last dimension is filled up with zeros to a multiple. dtype: of the copy; default: the value's.
     """
     read = {a for i in index for a in i.atoms()}
     extents = [product([a.extent for a in g]) if read & {*g} else as_int(1) for g in groups]
@@ -59,7 +66,7 @@ def gathered(node: Node, index: Sequence[Int], groups: Sequence[Sequence[Var]], 
         guards = [real - 1 - at[-1]] if unit > 1 else []
         return guards, ctx.read(node, [i.substitute(place) for i in index])
 
-    copy = ctx.packed("gathered", node, extents, body)
+    copy = ctx.packed("gathered", node, extents, body, dtype)
     strides = [product(extents[d + 1 :]) if e != 1 else as_int(0) for d, e in enumerate(extents)]
     return Operand(copy, as_int(0), tuple(strides))
 
