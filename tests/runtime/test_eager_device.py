@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from installed import ROOT, run_installed
+from torch.utils.checkpoint import checkpoint
 
 from lapilli import autoload
 
@@ -298,6 +299,23 @@ def test_random_numbers_follow_their_seed(make: Callable[..., torch.Tensor]) -> 
     assert torch.equal(
         make(device="vulkan", generator=one.clone_state()).cpu(), make(device="vulkan", generator=one).cpu()
     )
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_draw_the_same_numbers_again(reentrant: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4)).to("vulkan")
+    x = torch.randn(3, 4, device="vulkan", requires_grad=True)
+
+    def gradient(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        torch.manual_seed(3)
+        call().sum().backward()
+        found, x.grad = x.grad, None
+        assert found is not None
+        return found.cpu()
+
+    want = gradient(lambda: model(x))
+    got = gradient(lambda: checkpoint(model, x, use_reentrant=reentrant))
+    assert torch.equal(got, want)
 
 
 def test_default_device_and_with_device() -> None:

@@ -89,6 +89,13 @@ def is_initialized() -> bool:
     return _has_begun()
 
 
+def __getattr__(name: str) -> Any:
+    """PyTorch's checkpoints keep the state of random numbers of devices whose module has a true `_initialized`."""
+    if name == "_initialized":
+        return _has_begun()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def init() -> None:
     """Initializes the device. Optional: the first use does it."""
     _lazy_init()
