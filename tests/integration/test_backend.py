@@ -793,3 +793,32 @@ def test_results_in_words_of_sizes_that_may_be_negative() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.equal(run(x), f(x))
+
+
+def gradients_agree(f: Callable[..., torch.Tensor], device: str, *given: torch.Tensor) -> None:
+    """The result and the gradients of all floats that are given."""
+
+    def run(call: Callable[..., torch.Tensor], device: str) -> list[torch.Tensor]:
+        leaves = [x.to(device).clone().requires_grad_(x.is_floating_point()) for x in given]
+        result = call(*leaves)
+        (result * torch.linspace(-1, 1, result.numel(), device=device).view(result.shape)).sum().backward()
+        return [x.cpu() for x in (result.detach(), *(x.grad for x in leaves if x.grad is not None))]
+
+    torch.testing.assert_close(run(compiled(f), device), run(f, "cpu"), rtol=1e-4, atol=1e-5)
+
+
+@CPU_OR_DEVICE
+@pytest.mark.filterwarnings("ignore:operators run on the CPU:UserWarning")
+@pytest.mark.parametrize("mode", ["sum", "mean", "max", "weighted"])
+def test_gradients_of_bags(mode: str, device: str) -> None:
+    """The second is empty. What the forward graph saves tells which rows are in a bag, how many, and which is the largest."""
+    table, words = torch.randn(20, 8), torch.randint(20, (9,))
+
+    def f(table: torch.Tensor, words: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if mode == "weighted":
+            return F.embedding_bag(words, table, starts[:-1], mode="sum", per_sample_weights=weights)
+        options: Any = {"padding_idx": 3, "include_last_offset": True} if mode == "mean" else {}
+        return F.embedding_bag(words, table, starts, mode=mode, **options)
+
+    words[4] = 3
+    gradients_agree(f, device, table, words, torch.tensor([0, 3, 3, 5, 9]), torch.rand(9))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -342,8 +343,8 @@ def embedding_bag(
     """weight [V, D], positions [n], offsets [bags] -> [bags, D]: the sum, mean or maximum (mode 0, 1, 2) of the rows of
     each bag.
 
-    Every bag reads all positions. Only the first of the four results is computed; the others serve a backward pass, and are
-    zero.
+    Every bag reads all positions. The other three results serve a backward pass, and are empty where torch's meta function has
+    them so: the bag of each position, the number of rows of each bag, and of a maximum the row of `weight` that has it.
     """
     n = positions.shape[0]
     bags = call.shape[0]
@@ -385,11 +386,34 @@ def embedding_bag(
             e = e / cast_to(binary("max", many, 1), DType.float32)
         return where(binary("eq", many, 0), const(0.0), e)
 
-    unused = [
-        Map(s, call.storage(t), f"{call.name}_{k}", call.op, body=const(0, t.compute))
-        for k, (s, t) in enumerate(zip(call.shapes[1:], call.dtypes[1:], strict=True))
-    ]
-    return [call.map(result), *unused]
+    def bag(*at: Int) -> Expr:
+        begun = call.reduce(
+            "sum",
+            lambda j, r: cast_to(binary("le", load(offsets, [r[0]]), index(j[0])), DType.int32),
+            [n],
+            [bags],
+            DType.int32,
+            "_begun",
+        )
+        return load(begun, at) - 1
+
+    def count(b: Int) -> Expr:
+        return select([bags - 1 - b], load(members, [b]), const(0))
+
+    def row_of_maximum(*at: Int) -> Expr:
+        if mode != 2:
+            return const(0)
+        place = call.reduce("argmax", gathered, call.shape, [n], DType.int32, "_place")
+        # among numbers that are all -inf, the first is not one of other bags'
+        first = binary("max", load(place, at), load(offsets, [at[0]]))
+        found = load(positions, [indirect(binary("min", first, index(n - 1)), n)])
+        return where(binary("eq", load(members, [at[0]]), 0), const(0), found)
+
+    def saved(k: int, body: Callable[..., Expr]) -> Map:
+        made = replace(call, name=f"{call.name}_{k}", shapes=call.shapes[k:], dtypes=call.dtypes[k:])
+        return made.map((lambda *_: const(0)) if 0 in made.shape else body)
+
+    return [call.map(result), saved(1, bag), saved(2, count), saved(3, row_of_maximum)]
 
 
 @lowering(aten.repeat_interleave.self_int)
