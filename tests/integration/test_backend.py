@@ -822,3 +822,16 @@ def test_gradients_of_bags(mode: str, device: str) -> None:
 
     words[4] = 3
     gradients_agree(f, device, table, words, torch.tensor([0, 3, 3, 5, 9]), torch.rand(9))
+
+
+@CPU_OR_DEVICE
+@pytest.mark.filterwarnings("ignore:a graph runs in torch:UserWarning")
+@pytest.mark.parametrize("name", ["inv", "solve", "cholesky"])
+def test_gradients_of_operators_that_check_their_argument(name: str, device: str) -> None:
+    """The check is an effect, whose graph begins with a token: None where it runs."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        a = x @ x.mT + 5 * torch.eye(4, device=x.device)
+        return torch.linalg.solve(a, x) if name == "solve" else getattr(torch.linalg, name)(a)
+
+    gradients_agree(f, device, torch.randn(4, 4))

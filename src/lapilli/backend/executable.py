@@ -322,13 +322,14 @@ class _InTorch(_Run):
         return self
 
     def _call(self, given: Sequence[Any]) -> list[Any]:
-        # a value that another graph saved for this one may be on the device, although torch believes it is on the CPU
+        # a value that another graph saved for this one may be on the device, although torch believes it is on the CPU; tokens of
+        # effects, which are tensors in a graph, are None
         pairs = zip(given, self._from_host, strict=True)
         return list(self._gm(*(_to_host(x) if from_host else x for x, from_host in pairs)))
 
 
-def _to_host(value: torch.Tensor) -> torch.Tensor:
-    return storage.to_cpu(value) if is_ours(value) else value
+def _to_host(value: Any) -> Any:
+    return storage.to_cpu(value) if isinstance(value, torch.Tensor) and is_ours(value) else value
 
 
 def _program(prepared: Prepared, options: Options, index: int, open_parts: int, given: Collection[str]) -> GraphProgram:
