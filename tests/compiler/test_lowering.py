@@ -28,7 +28,7 @@ from operator_cases import CASES
 
 from lapilli.capture import capture
 from lapilli.ir import interpret
-from lapilli.ir.node import Constant
+from lapilli.ir.node import Constant, Matmul, Reduce
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 
@@ -146,3 +146,26 @@ def reads_constants(numbers: torch.Tensor) -> bool:
     (found,) = interpret.run(graph, [np.zeros(numbers.shape, np.asarray(numbers).dtype)])
     np.testing.assert_array_equal(found, numbers.numpy())
     return any(isinstance(n, Constant) for n in graph.nodes())
+
+
+def test_products_of_three_are_matrix_products() -> None:
+    """nn.Bilinear and its gradients: one for each, with at most a sum of few terms beside it."""
+
+    class Bilinear(torch.nn.Module):
+        def forward(self, g: torch.Tensor, a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+            three = torch.ops.aten._trilinear.default
+            of_a = three(g, w, b, [2, 3], [0], [1, 2], [1, 3])
+            of_b = three(a, w, g, [1, 3], [0], [2, 3], [1, 2])
+            of_w = three(a, g, b, [1, 3], [2, 3], [1, 2], [0])
+            return [torch.nn.functional.bilinear(a, b, w), of_a, of_b, of_w]
+
+    given = (torch.randn(7, 3), torch.randn(7, 4), torch.randn(7, 5), torch.randn(3, 4, 5))
+    graph = lower(prepare(capture(Bilinear(), given)))
+    sums = [n for n in graph.nodes() if isinstance(n, Reduce)]
+    assert sum(isinstance(n.contraction, Matmul) for n in sums) == 4
+    assert all(isinstance(n.contraction, Matmul) or len(n.raxes) == 1 for n in sums)
+    leaves = [x.double().requires_grad_() for x in given[1:]]
+    made = torch.nn.functional.bilinear(*leaves)
+    wanted = [made.detach(), *torch.autograd.grad(made, leaves, given[0].double())]
+    for got, want in zip(interpret.run(graph, [x.numpy() for x in given]), wanted, strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-5)

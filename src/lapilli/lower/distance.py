@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,7 +12,9 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, indirect, is_finite, load, select, unary, where
 from lapilli.ir.integer import Int, as_int
-from lapilli.ir.node import Constant, Node
+from lapilli.ir.node import Constant, Map, Node
+from lapilli.lower.indexing import flat, unflat
+from lapilli.lower.matmul import product
 from lapilli.lower.registry import Call, broadcast, lowering
 
 aten = torch.ops.aten
@@ -119,22 +123,88 @@ def trilinear(
     def factor(x: Node, dims: Sequence[int], full: Mapping[int, Int]) -> Expr:
         return cast_to(load(x, broadcast(x, [full[d] for d in dims])), kind)
 
-    def pair(full: Mapping[int, Int]) -> Expr:
-        return factor(a, has[0], full) * factor(b, has[1], full)
+    def of(x: Node, dims: Sequence[int]) -> _Factor:
+        return _Factor(frozenset(dims), lambda full: factor(x, dims, full), x.dtype)
 
+    factors = [of(x, dims) for x, dims in zip((a, b, c), has, strict=True)]
     if first:
         left = [d for d in range(rank) if d not in first and (d in has[0] or d in has[1])]
-        inner = call.reduce(
-            "sum", lambda at, r: pair({**dict(zip(left, at, strict=True)), **dict(zip(first, r, strict=True))}),
-            [sizes[d] for d in left], [sizes[d] for d in first], DType.float32 if kind is DType.float32 else None, "_pair",
-        )  # fmt: skip
+        exact = replace(call, name=f"{call.name}_pair", dtypes=(DType.float32,), half=False)
+        pair = _summed(exact if kind is DType.float32 else call, sizes, [(factors[0], factors[1])], left, first)
+        factors = [of(pair, left), factors[2]]
     rest = [d for d in summed if d not in first]
     kept = [d for d in range(rank) if d not in summed]
+    if first:
+        ways = [(factors[0], factors[1])]
+    else:
+        one, two, three = factors
+        ways = [(one * two, three), (one * three, two), (two * three, one)]
+    return _summed(call, sizes, ways, kept, rest)
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """Of a sum of products: the axes on which it depends, its element at a place of all axes, and how it may be stored."""
+
+    axes: frozenset[int]
+    at: Callable[[Mapping[int, Int]], Expr]
+    dtype: DType | None
+
+    def __mul__(self, other: _Factor) -> _Factor:
+        return _Factor(self.axes | other.axes, lambda full: self.at(full) * other.at(full), None)
+
+
+def _summed(
+    call: Call, sizes: Sequence[Int], ways: Sequence[tuple[_Factor, _Factor]], kept: Sequence[int], over: Sequence[int]
+) -> Node:
+    """[*kept]: the sum over some axes of a product of two factors, which may be divided up in several ways. It is a matrix product
+    in one in which both factors have all axes that are added up, and each has further ones for itself.
+    """
+    for x, y in ways:
+        rows, columns = ([d for d in kept if d in p.axes - q.axes] for p, q in ((x, y), (y, x)))
+        if over and rows and columns and {*over} <= x.axes & y.axes and all(sizes[d] != 0 for d in (*kept, *over)):
+            return _as_product(call, sizes, x, y, kept, rows, columns, over)
+    x, y = ways[0]
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        full = {**dict(zip(kept, at, strict=True)), **dict(zip(rest, r, strict=True))}
-        return (factor(inner, left, full) if first else pair(full)) * factor(c, has[2], full)
+        full = {**dict(zip(kept, at, strict=True)), **dict(zip(over, r, strict=True))}
+        return x.at(full) * y.at(full)
 
-    if not rest:
-        return call.map(lambda *at: body(at, ()), [sizes[d] for d in kept])
-    return call.reduce("sum", body, [sizes[d] for d in kept], [sizes[d] for d in rest])
+    shape = [sizes[d] for d in kept]
+    return (
+        call.reduce("sum", body, shape, [sizes[d] for d in over]) if over else call.map(lambda *at: body(at, ()), shape)
+    )
+
+
+def _as_product(
+    call: Call, sizes: Sequence[Int], x: _Factor, y: _Factor, kept: Sequence[int], rows: Sequence[int], columns: Sequence[int],
+    over: Sequence[int],
+) -> Map:  # fmt: skip
+    """x as [*batch, *rows, terms], y as [*batch, terms, columns], and their product as [*kept]."""
+    batch = [d for d in kept if d not in (*rows, *columns)]
+    terms, width = ([sizes[d] for d in dims] for dims in (over, columns))
+    count, wide = math.prod(terms, start=as_int(1)), math.prod(width, start=as_int(1))
+
+    def operand(
+        name: str, factor: _Factor, shape: Sequence[Int], place: Callable[[Sequence[Int]], dict[int, Int]]
+    ) -> Map:
+        made = replace(call, name=f"{call.name}_{name}", half=call.half and factor.dtype is None)
+        return made.map(lambda *at: factor.at(place(at)), shape, factor.dtype or call.dtype)
+
+    def of_left(at: Sequence[Int]) -> dict[int, Int]:
+        return dict(zip([*batch, *rows, *over], [*at[:-1], *unflat(at[-1], terms)], strict=True))
+
+    def of_right(at: Sequence[Int]) -> dict[int, Int]:
+        place = [*at[:-2], *unflat(at[-2], terms), *unflat(at[-1], width)]
+        return dict(zip([*batch, *over, *columns], place, strict=True))
+
+    outer = [sizes[d] for d in batch]
+    left = operand("left", x, [*outer, *(sizes[d] for d in rows), count], of_left)
+    right = operand("right", y, [*outer, count, wide], of_right)
+    made = product(call, left, right, batch=len(batch))
+
+    def result(*at: Int) -> Expr:
+        full = dict(zip(kept, at, strict=True))
+        return load(made, [*(full[d] for d in (*batch, *rows)), flat([full[d] for d in columns], width)])
+
+    return call.map(result, [sizes[d] for d in kept])
