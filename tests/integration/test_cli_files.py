@@ -64,6 +64,34 @@ def test_folders_are_made_for_what_is_written(classes: Path, tmp_path: Path) -> 
     assert "file" in cli("run", classes, "random", "-o", tmp_path / "file" / "f.npy", code=1)
 
 
+def test_places_where_nothing_can_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
+    """No command reads its model, which is none here."""
+    given, blocked = tmp_path / "given", tmp_path / "file" / "more" / "result"
+    given.write_text("no model")
+    (tmp_path / "file").write_text("")
+    for command in (
+        ("compile", given, "-o"),
+        ("compile", given, "--msl"),
+        ("tune", given, "-o"),
+        ("tune", "--export"),
+        ("strip", given, "-o"),
+        ("sign", given, "--key", given, "-o"),
+        ("keygen",),
+        ("run", given, "random", "-o"),
+        ("inspect", given, "--html"),
+        ("profile", given, "--trace"),
+        ("generate", given, "-o"),
+        ("transcribe", given, given, "-o"),
+    ):
+        text = " ".join(cli(*command, blocked, code=1).split())
+        assert "because nothing can be put into" in text and "it is a file. Name another place." in text, (
+            command,
+            text,
+        )
+    cli("keygen", tmp_path / "keys" / "mine")
+    assert (tmp_path / "keys" / "mine.pub").exists()
+
+
 @pytest.mark.parametrize("mode", ["I;16", "I;16B", "I", "L", "RGB", "1", "P", "LA"])
 def test_photos_of_16_bits_are_as_bright_as_those_of_8(tmp_path: Path, mode: str) -> None:
     grey = np.linspace(0, 255, 64).reshape(8, 8).astype(np.uint8)

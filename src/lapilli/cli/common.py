@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,25 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _Output(click.Path):
+    """Where a command will write. Folders that are missing are made then; that they can be is known before its work begins."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Any = super().convert(value, param, ctx)
+        folder = Path(path).absolute().parent
+        there = next(f for f in (folder, *folder.parents) if f.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "it is read-only" if there.is_dir() else "it is a file"
+            raise InvalidInputError(
+                f"{path} cannot be written, because nothing can be put into {there}: {why}. Name another place."
+            )
+        return path
+
+
+OUTPUT = _Output(dir_okay=False, path_type=Path)
+OUTPUT_FOLDER = _Output(file_okay=False, path_type=Path)
 
 
 def printable_lines(text: str) -> str:
@@ -325,12 +345,17 @@ def print_table(
                 out.print(Padding(line, (0, 0, 0, 2 if k else 0), expand=False))
 
 
+def make_folder(path: Path) -> None:
+    """Makes the folder of an output, and those around it, if they are missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[bytes]]:
     """An output file of a command. Its folder is created, and it is written whole or not at all."""
     from lapilli.runtime.files import replace
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     with replace(path) as file:
         yield file
 

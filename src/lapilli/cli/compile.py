@@ -13,7 +13,17 @@ from typing import Literal
 
 import click
 
-from lapilli.cli.common import console, duration, output_file, print_json, progress_bar, progress_console, size
+from lapilli.cli.common import (
+    OUTPUT,
+    OUTPUT_FOLDER,
+    console,
+    duration,
+    output_file,
+    print_json,
+    progress_bar,
+    progress_console,
+    size,
+)
 from lapilli.cli.language_models import source_options
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler_packages import require_compiler
@@ -24,7 +34,7 @@ APPLE = ("metal", "apple-m")
 
 @click.command("compile")
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: MODEL with .lap.")
+@click.option("-o", "--output", type=OUTPUT, help="Default: MODEL with .lap.")
 @click.option(
     "--input",
     "inputs",
@@ -52,7 +62,7 @@ APPLE = ("metal", "apple-m")
 @click.option(
     "--msl",
     metavar="FOLDER",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="With --target metal: write each kernel in Metal's language, and its SPIR-V beside it, to FOLDER.",
 )
 @source_options

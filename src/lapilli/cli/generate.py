@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
+from lapilli.cli.common import OUTPUT, make_folder
 from lapilli.cli.language_models import answer_options, model_options, opened, show
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 @model_options
 @click.argument("prompt")
 @answer_options
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Save the compiled model as this file, too."
-)
+@click.option("-o", "--output", type=OUTPUT, help="Save the compiled model as this file, too.")
 def generate(
     model: Path,
     prompt: str,
@@ -41,5 +40,6 @@ def generate(
         prompt = sys.stdin.read()
     with opened(model, device, context, precision, quantize, sequences, cache) as lm:
         if output is not None:
+            make_folder(output)
             lm.save(output)
         show(lm.generate(prompt, stream=True, **choices))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lapilli.cli.common import (
+    OUTPUT,
     PROGRAM,
     about_generic,
     console,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a self-contained HTML page.")
+@click.option("--html", type=OUTPUT, help="Write a self-contained HTML page.")
 @click.option(
     "--profile",
     "trace",

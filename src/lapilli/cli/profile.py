@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lapilli.cli.common import (
+    OUTPUT,
     PROGRAM,
     about_generic,
     console,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     help="Trace file for chrome://tracing or ui.perfetto.dev. Default: PROGRAM with .trace.json.",
 )
 @click.option(

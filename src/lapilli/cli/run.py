@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from lapilli.cli.common import (
+    OUTPUT,
     PROGRAM,
     console,
     device_option,
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
 @click.argument("program", type=PROGRAM)
 @click.argument("inputs", nargs=-1)
 @click.option("--top", "k", default=5, show_default=True, type=click.IntRange(min=1), help="Classes to print.")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the outputs to .npy or .npz."
-)
+@click.option("-o", "--output", type=OUTPUT, help="Write the outputs to .npy or .npz.")
 @device_option
 @trust_options
 @dims_option

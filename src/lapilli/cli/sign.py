@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lapilli.cli.common import PROGRAM, console, json_option, output_file, print_json, rows, size
+from lapilli.cli.common import OUTPUT, PROGRAM, console, json_option, make_folder, output_file, print_json, rows, size
 from lapilli.errors import InvalidInputError, LapilliError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("path", type=OUTPUT)
 @click.option("--password", is_flag=True, help="Prompt for a password to encrypt the private key.")
 def keygen(path: Path, password: bool) -> None:
     """Generate a key pair for `lapilli sign`: the private key in PATH, the public key in PATH.pub.
@@ -33,6 +33,7 @@ def keygen(path: Path, password: bool) -> None:
         if file.exists() or file.is_symlink():
             raise InvalidInputError(f"{file} is there already; name another file.")
     given = click.prompt("Password", hide_input=True, confirmation_prompt=True).encode() if password else None
+    make_folder(path)
     fingerprint = signature.generate(path, given)
     console().print(f"{path}: keep it to yourself. {path}.pub: for users of your programs. Key {fingerprint}")
 
@@ -40,7 +41,7 @@ def keygen(path: Path, password: bool) -> None:
 @click.command()
 @click.argument("program", type=PROGRAM)
 @click.option("--key", required=True, type=KEY, help="Private key from `lapilli keygen`.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: PROGRAM itself.")
+@click.option("-o", "--output", type=OUTPUT, help="Default: PROGRAM itself.")
 def sign(program: Path, key: Path, output: Path | None) -> None:
     """Sign PROGRAM, so that anyone with the public key can verify that it is unchanged. Signed programs load everywhere.
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import click
 
-from lapilli.cli.common import PROGRAM, console, output_file, size
+from lapilli.cli.common import OUTPUT, PROGRAM, console, output_file, size
 from lapilli.errors import InvalidInputError
 
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The smaller file."
-)
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The smaller file.")
 @click.option(
     "--plans",
     metavar="NAME",

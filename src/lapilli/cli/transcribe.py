@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lapilli.cli.common import device_option, json_option, print_json
+from lapilli.cli.common import OUTPUT, device_option, json_option, make_folder, print_json
 from lapilli.cli.language_models import MODEL, PRECISION, QUANTIZE, talking
 from lapilli.names import printable
 
@@ -26,9 +26,7 @@ from lapilli.names import printable
 @click.option("--times", is_flag=True, help="A line for each part, with its beginning and end.")
 @click.option("--phrases", is_flag=True, help="The same for each phrase of a part, as the model cuts them.")
 @click.option("--words", is_flag=True, help="The same for each word.")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Save the compiled model as this file, too."
-)
+@click.option("-o", "--output", type=OUTPUT, help="Save the compiled model as this file, too.")
 @json_option
 def transcribe(
     model: Path,
@@ -55,6 +53,7 @@ def transcribe(
         loaded = Transcriber(model, device=device, precision=precision, quantize=quantize, **talk)
     with loaded as listener:
         if output is not None:
+            make_folder(output)
             listener.save(output)
         parts = listener.passages(
             audio, language=language, task=task, temperature=temperature, times=phrases, words=words

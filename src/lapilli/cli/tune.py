@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lapilli.cli.common import (
+    OUTPUT,
     console,
     device_option,
     duration,
@@ -24,13 +25,12 @@ from lapilli.runtime.compiler_packages import require_compiler
 if TYPE_CHECKING:
     from lapilli.tuning import Choice, Tuned
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("model", required=False, type=_EXISTING)
-@click.option("-o", "--output", type=_FILE, help="Default: MODEL with .lap.")
+@click.option("-o", "--output", type=OUTPUT, help="Default: MODEL with .lap.")
 @click.option(
     "--input",
     "inputs",
@@ -48,7 +48,7 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--export",
     "exported",
-    type=_FILE,
+    type=OUTPUT,
     help="Write what is known of the device to a file, for machines like this.",
 )
 @click.option("--import", "imported", type=_EXISTING, help="Add what such a file knows to the cache.")
