@@ -73,8 +73,9 @@ def device_named(wanted: str | int | None = None) -> Device:
         named = not text.isdigit() and text.lower() in device.name.lower()
         if named or text.lower() in (str(device.index), device.uuid):
             return device
-    names = ", ".join(f"{d.index}: {d.name}" for d in known) or "none"
-    raise NoDeviceError(f"There is no Vulkan device {text!r}; there are {names}.")
+    names = ", ".join(f"{d.index} ({d.name})" for d in known)
+    others = f"choose one by its number, a part of its name, or its UUID: {names}" if known else "there is none at all"
+    raise NoDeviceError(f"There is no Vulkan device {text!r}; {others}.")
 
 
 def is_available() -> bool:
