@@ -17,7 +17,7 @@ SHARE = 0.15
 
 LARGE = {
     "tests/conformance/test_operators.py": 0.5,  # every operator in six configurations
-    "tests/compiler/test_lowering.py": 0.25,  # every operator again, among the few files that need no device
+    "tests/compiler/test_lowering.py": 0.3,  # every operator again, among the few files that need no device
 }
 """Files that may take more."""
 

@@ -173,9 +173,9 @@ def write_all(s: Schedule) -> dict[int, KernelSource]:
             return _written(t, ctx)
         if t.row is not None:
             return rows.write(t, s.layouts, s.target)
-        turn = transposing.turn(t, s.layouts, s.target) if t.out.id not in loading else None
-        if turn is not None:
-            return transposing.write(t, turn, s.layouts, s.target)
+        turned = transposing.turned_map(t, s.layouts, s.target) if t.out.id not in loading else None
+        if turned is not None:
+            return transposing.write(t, turned, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, sizes_as_params=t.out.id in loading)
 
     kernels = Kernels(ctx, write)

@@ -26,7 +26,7 @@ _FEWEST = 1 << 14  # elements: fewer take no longer than a dispatch does
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnedMap:
     """The axes of a map, outermost first. stored: those along which its result lies; read: those along which it reads; outer: all
     others.
     """
@@ -36,7 +36,7 @@ class Turn:
     read: Sequence[Var]
 
 
-def turn(task: Task, layouts: Mapping[int, Layout], target: Target) -> Turn | None:
+def turned_map(task: Task, layouts: Mapping[int, Layout], target: Target) -> TurnedMap | None:
     """How a map turns what it reads; None if it does not, or not enough of it for that to count."""
     if target.kind != "gpu" or task.reduction is not None or task.partial or task.within:
         return None
@@ -57,7 +57,7 @@ def turn(task: Task, layouts: Mapping[int, Layout], target: Target) -> Turn | No
     if min(estimate(product([a.extent for a in some])) for some in (stored, read)) < _SHORTEST:
         return None
     outer = [a for a in in_memory(task.store, layouts[task.out.id]) if a not in stored and a not in read]
-    return Turn(outer, stored, read) if len(outer) + len(stored) + len(read) == len(axes) else None
+    return TurnedMap(outer, stored, read) if len(outer) + len(stored) + len(read) == len(axes) else None
 
 
 def _along(first: Int, other: Int, axes: Sequence[Var]) -> list[Var]:
@@ -81,7 +81,7 @@ def _step(i: Int, a: Var) -> Int | None:
     return None if a in pace.atoms() or any(isinstance(x, Var) for x in pace.atoms()) else pace
 
 
-def write(task: Task, found: Turn, layouts: Mapping[int, Layout], target: Target) -> KernelSource:
+def write(task: Task, found: TurnedMap, layouts: Mapping[int, Layout], target: Target) -> KernelSource:
     """The kernel of a map that turns what it reads."""
     return first_that_fits(partial(_Writer, task, found, layouts, target, whole) for whole in (False, True))
 
@@ -90,7 +90,7 @@ class _Writer:
     lanes = 1
 
     def __init__(
-        self, task: Task, found: Turn, layouts: Mapping[int, Layout], target: Target, whole_sizes: bool
+        self, task: Task, found: TurnedMap, layouts: Mapping[int, Layout], target: Target, whole_sizes: bool
     ) -> None:
         self.task, self.found, self.target = task, found, target
         self.kernel = KernelBuilder(dict(layouts), target.half, target.texel, whole_sizes=whole_sizes)
