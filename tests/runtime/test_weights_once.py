@@ -132,6 +132,14 @@ def test_a_method_alone_packs_what_it_reads_on_matrix_units() -> None:
     assert kinds["packed"] == 2, "the layers; the embedding lies there for the lookup"
 
 
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_a_tied_weight_lies_once_without_matrix_units(count: int, gpu_plans: None) -> None:
+    model, tokens = Tied().eval().requires_grad_(False), torch.arange(count)
+    with lapilli.compile(model, (tokens,), target="gpu-fp32", fallback="error") as program:
+        torch.testing.assert_close(program(tokens), model(tokens), rtol=1e-4, atol=1e-4)
+        assert program.memory().constants <= 1.01 * weights(model, 4)
+
+
 def test_weights_larger_than_the_staging_memory_are_packed() -> None:
     """They pass through one buffer, whatever their order: a larger one takes the place of one that is too small."""
     torch.manual_seed(0)

@@ -149,7 +149,7 @@ def product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
         and rhs.strides[1] == 1
         and all_multiples(4, v.k, rhs.offset, rhs.strides[0], rhs.strides[2])
     )
-    if lies and may_be_few(v.m, ctx.target):  # kernels for a few rows read it so, too
+    if lies and (may_be_few(v.m, ctx.target) or rhs.node in ctx.kept):  # other kernels read it so, too
         return Tiles(
             rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[2], rhs.offset, transposed_w=True
         )
