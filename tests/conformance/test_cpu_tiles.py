@@ -34,7 +34,7 @@ class Convolution(nn.Module):
     def __init__(self, r: random.Random) -> None:
         super().__init__()
         groups, stride = r.choice((1, 1, 2)), r.choice((1, 2))
-        c, o = r.choice((3, 4, 8, 20)) if groups == 1 else 16, r.choice((14, 16, 30, 32)) if groups == 1 else 32
+        c, o = r.choice((3, 4, 8, 20)) if groups == 1 else r.choice((14, 16)), r.choice((14, 16, 30, 32, 72))
         kernel = r.choice(((1, 1), (3, 3), (2, 5)))
         self.x = torch.randn(r.choice((1, 2)), c, r.randrange(5, 14), r.randrange(6, 14))
         self.layer = nn.Conv2d(c, o, kernel, stride, r.choice((0, 1)), r.choice((1, 2)), groups)
@@ -46,7 +46,7 @@ class Convolution(nn.Module):
 class Depthwise(nn.Module):
     def __init__(self, r: random.Random) -> None:
         super().__init__()
-        c, kernel = r.choice((4, 12, 32)), r.choice(((3, 3), (5, 5), (2, 3), (1, 4)))
+        c, kernel = r.choice((4, 11, 12, 32)), r.choice(((3, 3), (5, 5), (2, 3), (1, 4)))
         self.x = torch.randn(r.choice((1, 3)), c, r.randrange(5, 18), r.randrange(6, 18))
         self.layer = nn.Conv2d(c, c, kernel, r.choice((1, 2)), r.choice((0, 1)), groups=c)
 

@@ -34,7 +34,7 @@ from lapilli.schedule.task import Task
 from lapilli.target import NOTHING, QUADS, STORAGE, Requirements, Target
 
 _SIZE = 64  # invocations in a work group
-_WIDEST = 15  # kernel of depthwise convolutions, whose loops over a row are unrolled
+_WIDEST = 15  # kernel of depthwise convolutions whose loop over the columns is unrolled
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
 _WORTH_TRANSFORMING = 256
 """Results of a channel from which on weights that are computed, or given, are transformed for Winograd's algorithm in every run."""
@@ -371,13 +371,16 @@ def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:
 
 @dataclass(frozen=True)
 class CpuConvolution(KernelTemplate):
-    """Direct or depthwise; x has channel stride 1, and all other strides are multiples of 4 elements."""
+    """Direct or depthwise; x has channel stride 1, and all other strides are multiples of 4 elements. columns: of a group of a
+    direct one, with padding.
+    """
 
     v: ConvolutionView
     x: Operand
     w: Node
     depthwise: bool
     tile: Tile
+    columns: Int
 
     @property
     def operands(self) -> list[Node]:
@@ -398,9 +401,9 @@ class CpuConvolution(KernelTemplate):
                 _other_sizes(first),
             )
         else:
-            per_group, least = v.out_channels // v.groups, -(-(v.out_channels.bounds[0] or 1) // 4)
+            least = -(-(v.out_channels.bounds[0] or 1) // 4)
             menu = _other_tiles(
-                first, v.rows.bounds[0] or 1, lambda c: c <= least and (v.groups == 1 or per_group % (4 * c) == 0)
+                first, v.rows.bounds[0] or 1, lambda c: self.columns % (4 * c) == 0 if v.groups > 1 else c <= least
             )
         made = (replace(self, tile=tile) for tile in menu)
         yield from (t for t in made if t.is_countable(ctx.target))
@@ -415,43 +418,47 @@ class CpuConvolution(KernelTemplate):
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v = self.v
         w = Wrapper(task, ctx, "cpu_conv", sizes_as_params)
-        vec = w.epilogue(v.rows, v.out_channels, batched(task, flat_rows=True))
+        groups = 1 if self.depthwise else v.groups
+        columns = v.out_channels // groups
+        vec = w.epilogue(v.rows, columns, batched(task, flat_rows=True, groups=groups))
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w, vector=True)
         per_group, whole = v.channels // v.groups, int(not v.weight.dtype.is_float)
-        out4 = ceildiv(v.out_channels, 4)
+        column4 = ceildiv(self.columns, 4)
         tw, size = self.tile.columns, self.tile.invocations
-        strips = v.n * ceildiv(v.out_h, self.tile.rows) * ceildiv(v.out_w, tw) * out4
+        strips = v.n * ceildiv(v.out_h, self.tile.rows) * ceildiv(v.out_w, tw) * ceildiv(v.out_channels, 4)
         w.params(
-            M=v.rows, N=v.out_channels, C4=ceildiv(per_group, 4), OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, KH=v.kernel[0],
+            M=v.rows, N=columns, C4=ceildiv(per_group, 4), OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, KH=v.kernel[0],
             KW=v.kernel[1], SH=v.stride[0], SW=v.stride[1], PH=v.padding[0], PW=v.padding[1], DH=v.dilation[0],
             DW=v.dilation[1], xOff=self.x.offset // 4, xN=self.x.strides[0] // 4, xH=self.x.strides[2] // 4,
             xW=self.x.strides[3] // 4, mFast=int(_rows_first(v.rows, None) != self.tile.turned),
-            groupN4=out4 if v.groups == 1 else v.out_channels // v.groups // 4,
-            lanes=strips if self.depthwise else 0,
+            groupN4=column4, count=strips if self.depthwise else column4 * groups,
         )  # fmt: skip
         if self.depthwise:
-            groups, group = linear_groups(strips, size)
-            share = int(v.dilation[1] == 1)
+            work_groups, group = linear_groups(strips, size)
+            share, width = int(v.dilation[1] == 1), v.kernel[1]
             lane = f"uint({group}) * {size} + li"
-            more = f"{whole}, {_stores(vec, v.out_channels, 4)}"
-            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {more}>(P.t, {lane}, gid.x);"
+            call = f"convDepthwise<X, W, E, {tw}, {width}, {v.stride[1]}, {share}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
+            if width > _WIDEST:
+                share = int(v.stride[1] == 1 and v.dilation[1] == 1)
+                call = f"convDepthwiseWide<X, W, E, {tw}, {share}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
             if self.tile.rows > 1:
                 taps = f"{v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}"
-                call = f"convDepthwiseTile<X, W, E, {self.tile.rows}, {tw}, {taps}, {more}>(P.t, {lane}, gid.x);"
-            written = w.finish(call, groups, (size, 1, 1), "depthwise", "ConvParams")
+                call = f"convDepthwiseTile<X, W, E, {self.tile.rows}, {tw}, {taps}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
+            written = w.finish(call, work_groups, (size, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
         tm, tn, quads = self.tile.rows, self.tile.columns, int(ctx.target.texel)
         q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
-        blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
-        groups, group = linear_groups(blocks * 4, size)
-        depth, stores = _depth(per_group, ctx.target), _stores(vec, v.out_channels, tn)
+        blocks = ceildiv(v.rows, 4 * tm) * ceildiv(column4 * groups, tn // 4)
+        work_groups, group = linear_groups(blocks * 4, size)
+        depth = _depth(ceildiv(per_group, 4) * 4 if groups > 1 else per_group, ctx.target)
+        stores = 2 if vec and self.columns != columns else _stores(vec, columns, tn)
         call = (
             f"convDirect<X, W, E, {tm}, {tn}, {depth}, {q}, {stores}, {whole}, {quads}>"
             f"(P.t, uint({group}) * {size} + li, gid.x);"
         )
-        written = w.finish(call, groups, (size, 1, 1), "convolution", "ConvParams")
+        written = w.finish(call, work_groups, (size, 1, 1), "convolution", "ConvParams")
         written.needs = _quads(ctx.target)
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
         return written
@@ -479,15 +486,17 @@ def _strip(v: ConvolutionView, target: Target) -> Tile:
     two_rows = Tile(2, 7 if v.out_w in (7, 14) else 4)
     if two_rows in possible and estimate(v.rows * v.out_channels * (v.kernel[0] * v.kernel[1])) >= _WORTH_ROWS:
         return two_rows
-    return next(t for t in (Tile(1, 4), Tile(1, 2), Tile(1, 1)) if t in possible)
+    widths = (8, 4, 2, 1) if v.kernel[1] > _WIDEST else (4, 2, 1)
+    return next(t for t in (Tile(1, width) for width in widths) if t in possible)
 
 
 def _direct_tile(v: ConvolutionView, target: Target) -> Tile:
     per_group, terms = v.out_channels // v.groups, v.channels // v.groups * (v.kernel[0] * v.kernel[1])
     tile = _tile(v.rows, per_group, v.rows * v.out_channels * terms, 4, target)
-    if v.groups == 1 or per_group % tile.columns == 0:
+    if v.groups == 1:
         return tile
-    return replace(tile, columns=8 if per_group % 8 == 0 else 4)
+    count = estimate(per_group)
+    return replace(tile, columns=next(c for c in (tile.columns, 8, 4) if c == 4 or _fits(count, c)))
 
 
 def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
@@ -506,24 +515,19 @@ def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
 
 def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:
     v = _readable(given, ctx)
-    if v is None or not _is_depthwise(v):
+    if v is None or not v.is_depthwise:
         return None
-    found = CpuConvolution(v, channels_last(v, ctx), pack_depthwise(v, ctx), True, _strip(v, ctx.target))
+    x, w = channels_last(v, ctx), pack_depthwise(v, ctx)
+    found = CpuConvolution(v, x, w, True, _strip(v, ctx.target), as_int(1))
     return found if found.is_countable(ctx.target) else None
-
-
-def _is_depthwise(v: ConvolutionView) -> bool:
-    return v.is_depthwise and v.out_channels == v.channels and v.kernel[1] <= _WIDEST
 
 
 def _windows(given: ConvolutionView, ctx: Context) -> tuple[ConvolutionView, Operand] | None:
     """The convolution with its image channels last; None if these kernels cannot read it, or one for depthwise ones does better."""
     v = _readable(given, ctx)
-    if v is None or _is_depthwise(v):
+    if v is None or v.is_depthwise:
         return None
-    if v.groups > 1 and not (is_aligned(v.channels // v.groups) and is_aligned(v.out_channels // v.groups)):
-        return None
-    return v, channels_last(v, ctx)
+    return v, channels_last(v, ctx, groups=v.groups)
 
 
 def pointwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuMatmul | None:
@@ -541,7 +545,7 @@ def pointwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuMatmul | N
         v.out_channels,
         v.channels,
         operand,
-        _pack_filter(v, ctx),
+        _pack_filter(v, v.out_channels, ctx),
         True,
         matmul_tile(as_int(1), v.rows, v.out_channels, v.channels, ctx.target),
     )
@@ -560,20 +564,26 @@ def direct(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution |
     if found is None:
         return None
     v, x = found
-    made = CpuConvolution(v, x, _pack_filter(v, ctx), False, _direct_tile(v, ctx.target))
+    tile, columns = _direct_tile(v, ctx.target), v.out_channels // v.groups
+    if v.groups > 1:
+        columns = ceildiv(columns, tile.columns) * tile.columns
+    made = CpuConvolution(v, x, _pack_filter(v, columns, ctx), False, tile, columns)
     return made if made.is_countable(ctx.target) else None
 
 
-def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
-    """[O, C, kh, kw] as [O / 4, kh, kw, C, O % 4], zero-padded in O and C to multiples of 4."""
-    per_in = v.channels // v.groups
+def _pack_filter(v: ConvolutionView, columns: Int, ctx: Context) -> Node:
+    """[O, C, kh, kw] as [O / 4, kh, kw, C, O % 4], zero-padded in C to multiples of 4, and in O to multiples of 4 of a group's
+    `columns`.
+    """
+    per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
     kh, kw = v.kernel
+    out4 = ceildiv(columns, 4)
 
     def body(o4: Int, h: Int, w: Int, c: Int, lane: Int) -> tuple[list[Int], Expr]:
-        o = o4 * 4 + lane
-        return [v.out_channels - 1 - o, per_in - 1 - c], ctx.read(v.weight, filter_index(v, o, c, h, w))
+        group, n = (o4 // out4, o4 % out4 * 4 + lane) if v.groups > 1 else (as_int(0), o4 * 4 + lane)
+        return [per_out - 1 - n, per_in - 1 - c], ctx.read(v.weight, filter_index(v, group * per_out + n, c, h, w))
 
-    return ctx.packed("filter", v.weight, [ceildiv(v.out_channels, 4), kh, kw, ceildiv(per_in, 4) * 4, 4], body)
+    return ctx.packed("filter", v.weight, [out4 * v.groups, kh, kw, ceildiv(per_in, 4) * 4, 4], body)
 
 
 # -- Winograd

@@ -159,26 +159,29 @@ def can_be_stored_as(dtype: DType, node: Node) -> bool:
 
 
 def channels_last(
-    v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False, dtype: DType | None = None
+    v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False, dtype: DType | None = None, groups: int = 1
 ) -> Operand:
     """x itself if its channels are consecutive floats aligned to `unit`, else a copy padded to whole vectors of channels. dtype:
-    the type that it must have.
+    the type that it must have. groups: of channels, each of which is aligned and padded.
     """
-    x = v.x
+    x, real = v.x, v.channels // groups
     copy = copy or not ctx.in_fours(x.node) or (dtype is not None and x.node.dtype not in (dtype, DType.code))
-    aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
+    aligned = all(s % unit == 0 for s in (real, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x
-    c = ceildiv(v.channels, unit) * unit
+    padded = ceildiv(real, unit) * unit
+    c = padded * groups
     strides = (v.h * v.w * c, as_int(1), v.w * c, c)
-    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c, dtype)
+    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c, groups, dtype)
     if key in ctx.copies:
         return Operand(ctx.copies[key], as_int(0), strides)
     element = flat(x.node, ctx)
 
     def body(n: Int, h: Int, w: Int, channel: Int) -> tuple[list[Int], Expr]:
+        inside = channel % padded if groups > 1 else channel
+        channel = channel // padded * real + inside if groups > 1 else channel
         at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
-        return [v.channels - 1 - channel], element(at)
+        return [real - 1 - inside], element(at)
 
     node = ctx.copies[key] = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c], body, dtype)
     return Operand(node, as_int(0), strides)
@@ -207,10 +210,10 @@ def repeated(v: ConvolutionView, groups: int, ctx: Context) -> ConvolutionView:
 
 def pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
     """[C, 1, kh, kw] as [kh, kw, C], zero-padded in C to a multiple of 4."""
-    zero = as_int(0)
+    zero, channels = as_int(0), v.out_channels
     return ctx.packed(
-        "depthwise", v.weight, [*v.kernel, ceildiv(v.out_channels, 4) * 4],
-        lambda h, w, c: ([v.out_channels - 1 - c], ctx.read(v.weight, filter_index(v, c, zero, h, w))),
+        "depthwise", v.weight, [*v.kernel, ceildiv(channels, 4) * 4],
+        lambda h, w, c: ([channels - 1 - c], ctx.read(v.weight, filter_index(v, c, zero, h, w))),
     )  # fmt: skip
 
 
