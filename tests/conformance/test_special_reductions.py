@@ -199,3 +199,16 @@ def test_bilinear_products_beside_infinity(target: str) -> None:
     assert wanted.isinf().sum() == 6
     for ours in (compiled(F.bilinear, x, y, w, target=target), F.bilinear(*(t.to("vulkan") for t in (x, y, w))).cpu()):
         torch.testing.assert_close(ours, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("sizes", [(300.0, 300.0, 1e-4), (1e-4, 1e-4, 1e4)], ids=str)
+def test_no_product_of_two_of_three_factors_is_stored_as_a_half(sizes: tuple[float, ...]) -> None:
+    """As a half it would be infinite, or zero."""
+
+    class Trilinear(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+            return torch._trilinear(a, b, c, [2, 3], [1, 3], [1, 2], [0])
+
+    given = tuple(torch.full((16, n), size) for n, size in zip((20, 24, 28), sizes, strict=True))
+    with lapilli.compile(Trilinear(), given, precision="fp16", fallback="error") as program:
+        torch.testing.assert_close(program(*given), Trilinear()(*given), rtol=2**-8, atol=0)

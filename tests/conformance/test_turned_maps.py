@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import lapilli
+from lapilli.capture import capture
+from lapilli.codegen import kernel as code_of_kernels
 from lapilli.codegen import transposing
+from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.select import schedule_of, write_all
+from lapilli.legalize.passes import prepare
+from lapilli.lower import lower
+from lapilli.target import GPU
 
 
 class Call(nn.Module):
@@ -83,6 +91,38 @@ def test_what_is_turned_is_stored_in_its_own_order(gpu_plans: None, monkeypatch:
     ).close()
     lapilli.compile(Call(lambda x: x.permute(1, 0, 2, 3) + 1), (x,), target="gpu-fp32").close()
     assert len(written) == 1, "few elements, and rows that stay rows"
+
+
+def kernel(x: Tensor, **more: Any) -> KernelSource:
+    """Of the transpose of a value, for a GPU."""
+    graph = lower(prepare(capture(Call(lambda x: x.mT * 2), (x,))), "fp32", False)
+    schedule = schedule_of(graph, replace(GPU, **more))
+    (found,) = write_all(schedule).values()
+    assert found.name == "turned_map"
+    return found
+
+
+@pytest.mark.parametrize("invocations", [64, 128, 256, 1024])
+def test_work_groups_fit_the_device(invocations: int) -> None:
+    assert kernel(torch.empty(512, 512), invocations=invocations).requirements(False).invocations <= invocations
+
+
+def test_work_groups_of_the_last_row_stop() -> None:
+    """Those of two rows are more than there are tiles: no place is beyond the end."""
+    tiles = 66 * 1024
+    x = torch.empty(66, 1, 1, dtype=torch.float32).expand(66, 1024, 1024)
+    found = kernel(x)
+    assert [int(n.value or 0) for n in found.groups] == [65535, 2, 1]
+    assert f"if (g >= {tiles}) return;" in found.source
+    assert "return;" not in kernel(torch.empty(512, 512)).source
+
+
+@pytest.mark.part(1)
+def test_more_tiles_than_a_row_of_work_groups(gpu_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_of_kernels, "MAX_GROUPS", 5)
+    x = torch.randn(3, 70, 100)
+    with lapilli.compile(Call(lambda x: x.mT * 2), (x,), target="gpu-fp32", fallback="error") as program:
+        assert torch.equal(program(x), x.mT * 2)
 
 
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {

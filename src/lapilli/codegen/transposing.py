@@ -20,7 +20,7 @@ from lapilli.schedule.task import Task
 from lapilli.target import Target
 
 _TILE = 32  # elements along either axis
-_LINES = 8  # which a work group has under way at once
+_LINES = 8  # which a work group computes at once, if it may have so many invocations
 _SHORTEST = 16  # axis: the tile's others are idle, and a sector has no more halves
 _FEWEST = 1 << 14  # elements: fewer take no longer than a dispatch does
 
@@ -95,6 +95,9 @@ class _Writer:
         self.task, self.found, self.target = task, found, target
         self.kernel = KernelBuilder(dict(layouts), target.half, target.texel, whole_sizes=whole_sizes)
         self.store = layouts[task.out.id].offset(task.store)
+        self.lines = _LINES
+        while self.lines > 1 and self.lines * _TILE > target.invocations:
+            self.lines //= 2
 
     def write(self) -> KernelSource:
         kernel, found, out = self.kernel, self.found, self.task.out
@@ -104,6 +107,8 @@ class _Writer:
         g = Var("g", outer * down * across)
         e = Emitter(kernel, {g: "g"})
         e.line(f"int g = {group};")
+        if groups[1] != 1:  # more than one row of work groups, of which the last may have too many
+            e.line(f"if (g >= {kernel.param(outer * down * across)}) return;")
         e.line(f"int first_s = {e.integer(of(g) // across % down * _TILE)};")
         e.line(f"int first_r = {e.integer(of(g) % across * _TILE)};")
         self.outer = {a: as_int(0) for a in self.task.axes} | _unravelled(found.outer, of(g) // (down * across))
@@ -111,21 +116,21 @@ class _Writer:
         # All loads stand before the first store, so that they are under way together. Beyond an end the last element is computed.
         r = self._variable(e, "r", read, f"min(first_r + int(tid.x), {end_r} - 1)")
         computed: list[str] = []
-        for k in range(0, _TILE, _LINES):
+        for k in range(0, _TILE, self.lines):
             s = self._variable(e, f"s{k}", stored, f"min(first_s + int(tid.y) + {k}, {end_s} - 1)")
             computed.append(e.value(rewrite(self.task.value, self._at(s, r))))
         for k, text in enumerate(computed):
-            e.line(f"shared_tile[(int(tid.y) + {k * _LINES}) * {_TILE + 1} + int(tid.x)] = {text};")
+            e.line(f"shared_tile[(int(tid.y) + {k * self.lines}) * {_TILE + 1} + int(tid.x)] = {text};")
         e.line("GroupMemoryBarrierWithGroupSync();")
         kind = stored_as(out.dtype, self.target.half)
         buffer = kernel.bind(out, kind, written=True)
         s = self._variable(e, "s", stored, "first_s + int(tid.x)")
-        for k in range(0, _TILE, _LINES):
+        for k in range(0, _TILE, self.lines):
             r = self._variable(e, f"r{k + 1}", read, f"first_r + int(tid.y) + {k}")
             place = e.integer(self.store.substitute(self._at(s, r)))
             text = converted(kind, f"shared_tile[int(tid.x) * {_TILE + 1} + int(tid.y) + {k}]")
             e.line(f"if (s < {end_s} && r{k + 1} < {end_r}) {buffer}[{place}] = {text};")
-        written = finish(kernel, self.task, e.text(), groups, (_TILE, _LINES, 1), "turned_map")
+        written = finish(kernel, self.task, e.text(), groups, (_TILE, self.lines, 1), "turned_map")
         declared = f'groupshared float shared_tile[{_TILE * (_TILE + 1)}];\n[shader("compute")]'
         written.source = written.source.replace('[shader("compute")]', declared, 1)
         written.shared = 4 * _TILE * (_TILE + 1)

@@ -144,7 +144,9 @@ def trilinear(
 
 @dataclass(frozen=True)
 class _Factor:
-    """Of a sum of products: the axes on which it depends, its element at a place of all axes, and how it may be stored."""
+    """Of a sum of products: the axes on which it depends, its element at a place of all axes, and as what it is stored (None: as
+    the result is).
+    """
 
     axes: frozenset[int]
     at: Callable[[Mapping[int, Int]], Expr]
@@ -188,7 +190,8 @@ def _as_product(
     def operand(
         name: str, factor: _Factor, shape: Sequence[Int], place: Callable[[Sequence[Int]], dict[int, Int]]
     ) -> Map:
-        made = replace(call, name=f"{call.name}_{name}", half=call.half and factor.dtype is None)
+        # The product of two factors is no value of the model: as a half, it may be infinite or zero where the sum is neither.
+        made = replace(call, name=f"{call.name}_{name}", half=False)
         return made.map(lambda *at: factor.at(place(at)), shape, factor.dtype or call.dtype)
 
     def of_left(at: Sequence[Int]) -> dict[int, Int]:
