@@ -172,9 +172,9 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
 
 
 def test_generic_contractions_are_marked(cli: Cli, tmp_path: Path) -> None:
-    """A convolution in groups of three channels has no kernel of its own."""
-    model = torch.nn.Conv2d(6, 6, 3, groups=2).eval()
-    lapilli.compile(model, (torch.zeros(1, 6, 8, 8),)).save(tmp_path / "groups.lap")
+    """A depthwise convolution of volumes has no kernel of its own."""
+    model = torch.nn.Conv3d(6, 6, 3, groups=6).eval()
+    lapilli.compile(model, (torch.zeros(1, 6, 8, 8, 8),)).save(tmp_path / "groups.lap")
     for command in ("profile", "inspect"):
         text = " ".join(cli(command, "groups.lap").stdout.split())
         assert "generic_convolution" in text and "1 product or convolution is computed element by element" in text

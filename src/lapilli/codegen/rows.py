@@ -33,11 +33,11 @@ from lapilli.target import Target
 
 _UNROLLED = 16  # elements, or vectors of four, that an invocation keeps
 _GROUP = 128  # invocations of a work group that holds several rows
-_MOST_ACROSS = 8  # of a team whose rows lie side by side, if there are enough of them
-_LARGE_GROUP = 512  # of one whose rows are long and few
-_SIDE_BY_SIDE = (
-    16  # rows whose elements lie side by side, that a work group should have: it reads whole sectors of memory then
+_MOST_ACROSS = (
+    8  # invocations of a team where elements of neighbouring rows lie side by side, if rows are enough for the device
 )
+_LARGE_GROUP = 512  # of a work group where they are not
+_SIDE_BY_SIDE = 16  # such rows that a work group should have, so that it reads whole sectors of memory
 _TEAM = 256  # at most, for one row
 _OPEN_TEAM = 32  # the same, where an open row is nothing but a reduction: most are short
 _SHORTEST = 16  # elements of a row that is nothing but a reduction
@@ -279,13 +279,11 @@ class _Writer:
         """Whether an invocation asks for several elements before it computes with the first: with a loop that waits for each, a
         long row takes as long as the memory does to answer, once for each turn.
         """
+        team, length = self.shape.team, self.steps.value
+        if self.target.kind != "gpu" or team == 1 or length is None or length < 2 * _TOGETHER * team:
+            return False
         bodies = [*(step.body for step in self.row.steps), *([] if self.row.whole else [self.row.value])]
-        short = sum(map(cost, bodies)) <= _SHORT_BODIES
-        return self.target.kind == "gpu" and self.shape.team > 1 and not self._may_be_short() and short
-
-    def _may_be_short(self) -> bool:
-        length = self.steps.value
-        return length is None or length < 2 * _TOGETHER * self.shape.team
+        return sum(map(cost, bodies)) <= _SHORT_BODIES
 
     def _loop(self, e: Emitter, count: int, visit: Callable[[Emitter, dict[Atom, Int], str], None]) -> None:
         """From q on, as long as an invocation has `count` elements."""

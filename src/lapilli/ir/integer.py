@@ -594,9 +594,7 @@ def _wider_remainder(
             left.remove(b)
             if tuple(left) != rest:
                 continue
-            joined = (
-                mod(a.x, as_int(y * b.y.value)) * Int(((rest, c),), 0) if rest else mod(a.x, as_int(y * b.y.value)) * c
-            )
+            joined = mod(a.x, as_int(y * b.y.value)) * (Int(((rest, c),), 0) if rest else c)
             found = {k: v for k, v in terms.items() if k not in (m, other)}
             for k, v in joined._all():
                 found[k] = found.get(k, 0) + v

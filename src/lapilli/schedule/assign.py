@@ -142,9 +142,8 @@ def _seen_order(ld: Load, axes: Sequence[frozenset[Atom]], layouts: dict[int, La
     if layout is None or isinstance(ld.node, Constant):
         return None
     order: list[int] = []
-    for d in reversed(
-        layout.order
-    ):  # an axis that moves along several, as all channels of all images do, is in the innermost place
+    for d in reversed(layout.order):
+        # An axis that moves along several dimensions, as that of all channels of all images does, is in the innermost place.
         atoms = ld.index[d].atoms()
         order = [*(k for k, a in enumerate(axes) if k not in order and a & atoms), *order]
     rest = [k for k in range(len(axes)) if k not in order]
