@@ -21,6 +21,7 @@ from lapilli.codegen.emit import (
 )
 from lapilli.codegen.kernel import KernelSource, finish, first_that_fits, linear_groups
 from lapilli.errors import CompileError
+from lapilli.ir.axes import unravel
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, reads, rewrite, select, substitute, walk
 from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, minimum, of, product
@@ -160,12 +161,9 @@ class _Writer:
         if reduction is not None:
             assert self.task.reduction_body is not None
             if split > 1:
-                arrays = f"groupshared {self._kind(self.task.reduction_body)} shared_values[{size * split}];\n"
-                written.shared = 4 * self.lanes * size * split
+                written.declare_shared(self._kind(self.task.reduction_body), "shared_values", size * split)
                 if reduction.op.startswith("arg"):
-                    arrays += f"groupshared int shared_places[{size * split}];\n"
-                    written.shared *= 2
-                written.source = written.source.replace('[shader("compute")]', arrays + '[shader("compute")]')
+                    written.declare_shared("int", "shared_places", size * split)
             written.flops = (
                 self.count * product([a.extent for a in reduction.raxes]) * max(1, cost(self.task.reduction_body) + 1)
             )
@@ -174,15 +172,10 @@ class _Writer:
     def _axes(self, v: Int) -> tuple[dict[Atom, Int], Int | None]:
         """The task's axes from the invocation's index, in memory order, or in that which was asked for."""
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
-        rest = v * self.lanes + lane if lane is not None else v
-        mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
         # of an update, an axis may be seen in a computed place alone
         stored = list(self.task.axes) if self.task.partial else in_memory(self.task.store, self.layout)
-        axes = self.order or stored
-        for k, a in enumerate(reversed(axes)):
-            mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
-            rest = rest // a.extent
-        return mapping, lane
+        index = v * self.lanes + lane if lane is not None else v
+        return {a: as_int(0) for a in self.task.axes} | unravel(index, self.order or stored), lane
 
     def _in_sequence(self, t: Var) -> dict[Atom, Int]:
         """The task's axes from an offset in memory, for results whose elements share words.
@@ -203,12 +196,7 @@ class _Writer:
     def _other_orders(self, v: Int) -> Iterator[dict[Atom, Int]]:
         moving = [a for a in self.task.axes if a.extent != 1]
         for axes in permutations(moving):
-            mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
-            rest = v
-            for k, a in enumerate(reversed(axes)):
-                mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
-                rest = rest // a.extent
-            yield mapping
+            yield {a: as_int(0) for a in self.task.axes} | unravel(v, axes)
 
     def _stay_within(self, e: Emitter, mapping: dict[Atom, Int]) -> None:
         """Skips computed indices that are out of range."""
@@ -365,13 +353,8 @@ class _Writer:
     def _strided_loop(self, e: Emitter, reduction: Reduce, body: Expr, mapping: dict[Atom, Int], split: int) -> None:
         total = product([a.extent for a in reduction.raxes])
         q = Var("q", total)
-        rest = of(q)
-        bound = dict(mapping)
-        bound.update({a: as_int(0) for a in reduction.raxes})
         axes = self._folded(reduction, body)
-        for k, a in enumerate(reversed(axes)):
-            bound[a] = rest % a.extent if k + 1 < len(axes) else rest
-            rest = rest // a.extent
+        bound = mapping | {a: as_int(0) for a in reduction.raxes} | unravel(of(q), axes)
         end = self.kernel.param(total)
         if len(axes) == 1:
             limits, body = self._limits(e, reduction, body, mapping)

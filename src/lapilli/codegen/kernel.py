@@ -40,6 +40,13 @@ class KernelSource:
         """It and the others."""
         return (self, *self.others)
 
+    def declare_shared(self, kind: str, name: str, size: int) -> None:
+        """Declares an array in the memory of a work group, after those declared before. kind: float4, for example."""
+        entry = '[shader("compute")]'
+        self.source = self.source.replace(entry, f"groupshared {kind} {name}[{size}];\n{entry}", 1)
+        element = 4 * (int(kind[-1]) if kind[-1].isdigit() else 1)
+        self.shared += -(-element * size // 16) * 16  # each as the player counts it
+
     def requirements(self, half: bool) -> Requirements:
         """All that it requires of a device. half: 16-bit floats are stored as such."""
         x, y, z = self.local

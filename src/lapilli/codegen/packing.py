@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lapilli.codegen.template import Context
-from lapilli.ir.axes import split
+from lapilli.ir.axes import unravel
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product, total
@@ -62,7 +62,7 @@ def gathered(
     def body(*at: Int) -> tuple[list[Int], Expr]:
         place: dict[Atom, Int] = {}
         for group, i in zip(groups, at, strict=True):
-            place |= split(i, group)
+            place |= unravel(i, group)
         guards = [real - 1 - at[-1]] if unit > 1 else []
         return guards, ctx.read(node, [i.substitute(place) for i in index])
 

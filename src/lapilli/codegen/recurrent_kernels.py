@@ -135,9 +135,7 @@ class _Writer:
         size = (self.team * self.slots, 1, 1)
         written = finish(kernel, self.task, e.text(), groups, size, "recurrence")
         shared = per_group * (2 * self.room + self.unit_room)
-        declared = f'groupshared float shared_states[{shared}];\n[shader("compute")]'
-        written.source = written.source.replace('[shader("compute")]', declared, 1)
-        written.shared = 4 * shared
+        written.declare_shared("float", "shared_states", shared)
         if self.quads:
             written.needs = QUADS
         terms = self.width * len(note.sums) * self.units + self.unit_room * self.width

@@ -6,7 +6,7 @@ values stay in registers from one pass to the next. Otherwise one invocation pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from lapilli.codegen.emit import (
 )
 from lapilli.codegen.kernel import KernelSource, finish, first_that_fits, linear_groups
 from lapilli.codegen.template import Context
+from lapilli.ir.axes import unravel
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Select, cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
@@ -163,7 +164,7 @@ class _Writer:
         while team < most and team * each <= length:
             team *= 2
         team = max(1, min(int(team * self.row.team), self.target.invocations, _TEAM))
-        beside = -(-_SIDE_BY_SIDE // (self.lanes if self.across_lanes else 1)) if across else 1
+        beside = self._beside if across else 1
         rows = max(1, min(max(_GROUP // team, beside), estimate(self.count)))
         rows = min(rows, max(self.target.invocations // team, 1))
         turns = -(-known // team) if known is not None and -(-known // team) <= _UNROLLED else None
@@ -171,11 +172,15 @@ class _Writer:
 
     def _most_across(self) -> int:
         """Invocations for one of the rows whose elements lie side by side: few, unless too few rows are there for the device."""
-        beside = -(-_SIDE_BY_SIDE // (self.lanes if self.across_lanes else 1))
         wanted, most = self.target.compute_units * generic.BUSY // max(1, estimate(self.count)), _MOST_ACROSS
-        while 2 * most <= wanted and 2 * most * beside <= min(self.target.invocations, _LARGE_GROUP):
+        while 2 * most <= wanted and 2 * most * self._beside <= min(self.target.invocations, _LARGE_GROUP):
             most *= 2
         return most
+
+    @property
+    def _beside(self) -> int:
+        """How many of the rows whose elements lie side by side a work group takes at least."""
+        return -(-_SIDE_BY_SIDE // (self.lanes if self.across_lanes else 1))
 
     @property
     def alone(self) -> bool:
@@ -214,8 +219,8 @@ class _Writer:
             e.line(f"bool mine = {group} * {s.rows} + slot < {count};")
             e.line(f"int row = mine ? {group} * {s.rows} + slot : 0;")
         self.w = of(w) if s.team > 1 else as_int(0)
-        self.mapping = self._unravel(
-            self.outer, of(r) * self.lanes + lane if self.across_lanes and lane is not None else of(r)
+        self.mapping = unravel(
+            of(r) * self.lanes + lane if self.across_lanes and lane is not None else of(r), self.outer
         )
         self.lane = lane
         for step in self.row.steps:
@@ -225,30 +230,19 @@ class _Writer:
             self.kernel, self.task, e.text(), groups, (s.size, 1, 1), f"row_{self.row.steps[-1].reduction.op}"
         )
         for kind, size in self.shared.items():
-            declared = f'groupshared {kind} shared_{kind}[{size}];\n[shader("compute")]'
-            written.source = written.source.replace('[shader("compute")]', declared, 1)
-            element = 4 * (int(kind[-1]) if kind[-1].isdigit() else 1)
-            written.shared += -(-element * size // 16) * 16  # each as the player counts it
+            written.declare_shared(kind, f"shared_{kind}", size)
         per_element = sum(cost(step.body) + 1 for step in self.row.steps) + (
             0 if self.row.whole else cost(self.row.value)
         )
         written.flops = self.row.count * self.row.length * per_element
         return written
 
-    def _unravel(self, axes: Sequence[Var], place: Int) -> dict[Atom, Int]:
-        """Axes from a linear index over all their combinations, the last axis fastest."""
-        mapping: dict[Atom, Int] = {}
-        for k, a in enumerate(reversed(axes)):
-            mapping[a] = place % a.extent if k + 1 < len(axes) else place
-            place = place // a.extent
-        return mapping
-
     def _at(self, place: Int) -> dict[Atom, Int]:
         """The axes of the row's element (or vector) number `place`."""
         if self.lane is not None and not self.across_lanes:
             place = place * LANES + self.lane
         rest: dict[Atom, Int] = {a: as_int(0) for a in (*self.row.outer, *self.row.inner)}
-        return rest | self.mapping | self._unravel(self.inner, place)
+        return rest | self.mapping | unravel(place, self.inner)
 
     # -- passes over the row
     def _each(self, e: Emitter, visit: Callable[[Emitter, dict[Atom, Int], str], None]) -> None:

@@ -9,7 +9,7 @@ from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, with_sizes
-from lapilli.ir.axes import split
+from lapilli.ir.axes import unravel
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, const, load, loads, rewrite, select, unary
@@ -86,7 +86,7 @@ def _of_row(task: Task, seen: _Seen, ctx: Context) -> _Choice:
     def in_memory(name: str, width: Int, words: Callable[[Int], Expr]) -> Node:
         """What is computed for each row and place, in memory."""
         i, j = Var("row", rows), Var("place", width)
-        value = rewrite(words(of(j)), split(of(i), axes))
+        value = rewrite(words(of(j)), unravel(of(i), axes))
         node = Node((rows, width), value.dtype, f"{task.out.name}_{name}", task.out.origin)
         ctx.dense(node)
         steps.append(
@@ -203,7 +203,7 @@ class _Step(KernelTemplate):
         note = self.seen.note
         row = Var("row", product([a.extent for a in note.rows]))
         emitter = Emitter(w.kernel, {row: "int(row)", note.element: "int(i)"}, None, values, "        ")
-        return emitter, emitter.value(rewrite(e, split(of(row), note.rows)))
+        return emitter, emitter.value(rewrite(e, unravel(of(row), note.rows)))
 
     def _choices(self, w: Wrapper) -> None:
         given = (
@@ -236,7 +236,7 @@ class _Choice(_Step):
         assert w.task.reduction is not None
         row = Var("row", product([a.extent for a in note.rows]))
         emitter = Emitter(w.kernel, {row: "int(row)"}, None, {w.task.reduction.id: "token"}, "        ")
-        w.store(emitter, split(of(row), note.rows))
+        w.store(emitter, unravel(of(row), note.rows))
         w.structs.append(
             f"struct T : IToken\n{{\n    static void store(uint row, int token)\n    {{\n{emitter.text()}    }}\n}};\n"
         )

@@ -13,6 +13,7 @@ from functools import partial
 
 from lapilli.codegen.emit import Emitter, KernelBuilder, converted, stored_as
 from lapilli.codegen.kernel import KernelSource, finish, first_that_fits, linear_groups
+from lapilli.ir.axes import unravel
 from lapilli.ir.expr import cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
 from lapilli.schedule.layout import Layout, estimate, in_memory, is_word, largest_read
@@ -111,7 +112,7 @@ class _Writer:
             e.line(f"if (g >= {kernel.param(outer * down * across)}) return;")
         e.line(f"int first_s = {e.integer(of(g) // across % down * _TILE)};")
         e.line(f"int first_r = {e.integer(of(g) % across * _TILE)};")
-        self.outer = {a: as_int(0) for a in self.task.axes} | _unravelled(found.outer, of(g) // (down * across))
+        self.outer = {a: as_int(0) for a in self.task.axes} | unravel(of(g) // (down * across), found.outer)
         end_s, end_r = kernel.param(stored), kernel.param(read)
         # All loads stand before the first store, so that they are under way together. Beyond an end the last element is computed.
         r = self._variable(e, "r", read, f"min(first_r + int(tid.x), {end_r} - 1)")
@@ -131,9 +132,7 @@ class _Writer:
             text = converted(kind, f"shared_tile[int(tid.x) * {_TILE + 1} + int(tid.y) + {k}]")
             e.line(f"if (s < {end_s} && r{k + 1} < {end_r}) {buffer}[{place}] = {text};")
         written = finish(kernel, self.task, e.text(), groups, (_TILE, self.lines, 1), "turned_map")
-        declared = f'groupshared float shared_tile[{_TILE * (_TILE + 1)}];\n[shader("compute")]'
-        written.source = written.source.replace('[shader("compute")]', declared, 1)
-        written.shared = 4 * _TILE * (_TILE + 1)
+        written.declare_shared("float", "shared_tile", _TILE * (_TILE + 1))
         written.flops = product([a.extent for a in self.task.axes]) * max(cost(self.task.value), 1)
         return written
 
@@ -145,13 +144,4 @@ class _Writer:
 
     def _at(self, s: Int, r: Int) -> dict[Atom, Int]:
         """The axes at a place of the tile."""
-        return self.outer | _unravelled(self.found.stored, s) | _unravelled(self.found.read, r)
-
-
-def _unravelled(axes: Sequence[Var], place: Int) -> dict[Atom, Int]:
-    """Axes from the number of a place, the last axis fastest."""
-    mapping: dict[Atom, Int] = {}
-    for k, a in enumerate(reversed(axes)):
-        mapping[a] = place % a.extent if k + 1 < len(axes) else place
-        place = place // a.extent
-    return mapping
+        return self.outer | unravel(s, self.found.stored) | unravel(r, self.found.read)

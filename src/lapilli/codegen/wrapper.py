@@ -23,7 +23,7 @@ from lapilli.codegen.emit import (
 from lapilli.codegen.kernel import MAX_GROUPS, MAX_PARAMS, KernelSource
 from lapilli.codegen.read_ahead import INDENT, Known
 from lapilli.codegen.template import Context
-from lapilli.ir.axes import split
+from lapilli.ir.axes import unravel
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, minimum, of, product
@@ -57,9 +57,9 @@ class BatchMapping:
 
     def __call__(self, m: Int, n: Int) -> dict[Atom, Int]:
         b = as_int(0) if self.var.extent == 1 else of(self.var)
-        rows = split(m, self.rows)
+        rows = unravel(m, self.rows)
         if self.groups == 1:
-            return {self.column: n, **rows, **split(b, self.batch)}
+            return {self.column: n, **rows, **unravel(b, self.batch)}
         column = b * (self.column.extent // self.groups) + n
         return {self.column: column, **rows, **{a: as_int(0) for a in self.batch}}
 

@@ -67,7 +67,7 @@ def _smaller(p: Int, q: Int) -> str:
     return "p" if len(p.terms) <= len(q.terms) else "q"  # symbolic: grow the simpler side
 
 
-def split(index: Int, axes: Sequence[Var]) -> dict[Atom, Int]:
+def unravel(index: Int, axes: Sequence[Var]) -> dict[Atom, Int]:
     """The axes of a row-major index; the first is not reduced by its extent."""
     found: dict[Atom, Int] = {}
     for a in reversed(axes):

@@ -507,6 +507,31 @@ def _recombine(terms: dict[Monomial, int]) -> dict[Monomial, int]:
     return terms
 
 
+def _wider_remainder(
+    terms: dict[Monomial, int], term: tuple[Monomial, int], a: Remainder, rest: Monomial, quotient: Int
+) -> dict[Monomial, int] | None:
+    """The terms with c * rest * (x % y), which is `term`, and c * rest * y * (quotient % z) as one, if both are there."""
+    (m, c), y = term, a.y.value
+    if y is None:
+        return None
+    for other, factor in terms.items():
+        if factor != c * y or len(other) != len(m):
+            continue
+        for b in other:
+            if not isinstance(b, Remainder) or b.x != quotient or b.y.value is None:
+                continue
+            left = list(other)
+            left.remove(b)
+            if tuple(left) != rest:
+                continue
+            joined = mod(a.x, as_int(y * b.y.value)) * (Int(((rest, c),), 0) if rest else c)
+            found = {k: v for k, v in terms.items() if k not in (m, other)}
+            for k, v in joined._all():
+                found[k] = found.get(k, 0) + v
+            return {k: v for k, v in found.items() if v}
+    return None
+
+
 def as_int(x: IntLike) -> Int:
     return x if type(x) is Int else _number(int(x))  # type: ignore[arg-type] # Int has no subclasses
 
@@ -575,31 +600,6 @@ def is_nonnegative(x: Int) -> bool:
         lo = (x - negative - upper).bounds[0]
         return lo is not None and lo >= 0
     return False
-
-
-def _wider_remainder(
-    terms: dict[Monomial, int], term: tuple[Monomial, int], a: Remainder, rest: Monomial, quotient: Int
-) -> dict[Monomial, int] | None:
-    """The terms with c * rest * (x % y), which is `term`, and c * rest * y * (quotient % z) as one, if both are there."""
-    (m, c), y = term, a.y.value
-    if y is None:
-        return None
-    for other, factor in terms.items():
-        if factor != c * y or len(other) != len(m):
-            continue
-        for b in other:
-            if not isinstance(b, Remainder) or b.x != quotient or b.y.value is None:
-                continue
-            left = list(other)
-            left.remove(b)
-            if tuple(left) != rest:
-                continue
-            joined = mod(a.x, as_int(y * b.y.value)) * (Int(((rest, c),), 0) if rest else c)
-            found = {k: v for k, v in terms.items() if k not in (m, other)}
-            for k, v in joined._all():
-                found[k] = found.get(k, 0) + v
-            return {k: v for k, v in found.items() if v}
-    return None
 
 
 @lru_cache(maxsize=1 << 14)

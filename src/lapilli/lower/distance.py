@@ -127,15 +127,13 @@ def trilinear(
         return _Factor(frozenset(dims), lambda full: factor(x, dims, full), x.dtype)
 
     factors = [of(x, dims) for x, dims in zip((a, b, c), has, strict=True)]
+    rest = [d for d in summed if d not in first]
+    kept = [d for d in range(rank) if d not in summed]
     if first:
         left = [d for d in range(rank) if d not in first and (d in has[0] or d in has[1])]
         exact = replace(call, name=f"{call.name}_pair", dtypes=(DType.float32,), half=False)
         pair = _summed(exact if kind is DType.float32 else call, sizes, [(factors[0], factors[1])], left, first)
-        factors = [of(pair, left), factors[2]]
-    rest = [d for d in summed if d not in first]
-    kept = [d for d in range(rank) if d not in summed]
-    if first:
-        ways = [(factors[0], factors[1])]
+        ways = [(of(pair, left), factors[2])]
     else:
         one, two, three = factors
         ways = [(one * two, three), (one * three, two), (two * three, one)]

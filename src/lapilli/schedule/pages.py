@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lapilli.ir.axes import index_of, split
+from lapilli.ir.axes import index_of, unravel
 from lapilli.ir.expr import Expr, Load, index, load, loads, reads, substitute
 from lapilli.ir.integer import Atom, Indirect, Int, Remainder, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Attention, Map, Node
@@ -69,7 +69,7 @@ def _paged(x: Node, outer: Var, batch: Sequence[Int], views: Mapping[int, Map] |
         return None
     head, n, column = (Var(name, size) for name, size in zip(("h", "n", "d"), x.shape[-3:], strict=True))
     axes = [Var(f"o{d}", size) for d, size in enumerate(batch[:-1])]
-    places = split(of(outer), axes)
+    places = unravel(of(outer), axes)
     at = [as_int(0) if size == 1 else places[a] for size, a in zip(x.shape[:-3], axes, strict=True)]
     root, place = chase(x, (*at, *map(index_of, (head, n, column))), views)
     sizes = {rows for i in place for rows in _remainders(i, n)}
