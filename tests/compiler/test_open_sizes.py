@@ -14,6 +14,11 @@ from torch.nn.functional import adaptive_max_pool2d, conv2d
 from lapilli.codegen.select import write_all
 from lapilli.target import ANY, CPU, GPU, Target
 
+
+def attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).softmax(-1) @ v.transpose(1, 2)
+
+
 READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "sort": lambda y: y.sort(2)[0],
     "median": lambda y: y.median(3)[0],
@@ -45,3 +50,13 @@ def test_sizes_that_are_sums_make_kernels_no_longer(name: str, target: Target) -
     simple = longest(lambda x: read(conv2d(x, weight)), x, target, dynamic)
     alone = longest(lambda x: sums(x, weight), x, target, dynamic)
     assert longest(lambda x: read(sums(x, weight)), x, target, dynamic) < simple + alone
+
+
+@pytest.mark.parametrize("target", [ANY, CPU, GPU], ids=lambda t: t.name)
+def test_operands_of_open_sizes_are_copied_as_those_of_large_ones(target: Target) -> None:
+    """Batches and heads that do not lie one stride apart, of products whose work is not known: the largest counts."""
+    q, k, v = (torch.zeros(4, n, 8, 64) for n in (64, 512, 512))
+    count, keys = Dim("count", max=4096), Dim("keys", max=4096)
+    made = plan(attends, q, k, v, target=target, dynamic=(({1: count}, {1: keys}, {1: keys}),))
+    contractions = [t for t in made.tasks if t.reduction is not None and t.reduction.contraction is not None]
+    assert contractions and all(t.template is not None for t in contractions)

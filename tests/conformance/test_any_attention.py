@@ -1,4 +1,4 @@
-"""Attention on matrix units, of any sizes, masks and layouts, by each of its tiles."""
+"""Attention in 16 bits, of any sizes, masks and layouts: on matrix units by each of their tiles, and on devices without halves."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ pytestmark = pytest.mark.usefixtures("on_any_device")
 @pytest.mark.parametrize("seed", random_attention.NARROW)
 def test_random_attention(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random_attention.check(seed, random_attention.plan_of(seed, monkeypatch.setitem), 2**20)
+
+
+@pytest.mark.parametrize("target", ["cpu-fp32", "gpu-fp32"])
+@pytest.mark.parametrize("seed", random_attention.NARROW[::4])
+def test_halves_on_devices_without_them(seed: int, target: str) -> None:
+    """Results that share words are copied into them: attention is one kernel all the same."""
+    c = random_attention.case(seed, 2**18)
+    fits = target == "gpu-fp32" or (c.size % 4 == c.width % 4 == 0)
+    names = random_attention.check(seed, target, 2**18)
+    assert names[0].startswith("attention") or not fits
 
 
 def turned(x: Tensor) -> Tensor:

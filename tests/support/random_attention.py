@@ -22,7 +22,8 @@ import lapilli
 from lapilli.codegen import attention_tiles, flash_attention
 from lapilli.target import TARGETS
 
-PLANS = ("gpu-fp16-matrix", "gpu-bf16-matrix")
+ON_UNITS = ("gpu-fp16-matrix", "gpu-bf16-matrix")
+PLANS = (*ON_UNITS, "gpu-fp32", "cpu-fp32")
 STRANGE = (torch.nan, torch.inf, -torch.inf)
 MOST = 2**24
 """Terms of the products of a case at most."""
@@ -85,7 +86,7 @@ NARROW = [s for s in range(80) if (c := case(s)).size + c.width <= 80]
 
 def plan_of(seed: int, put: Callable[[Any, str, Any], None]) -> str:
     """The plan of a test, with the memory of work groups that software devices have. put: what sets an item."""
-    plan = PLANS[seed % 2]
+    plan = ON_UNITS[seed % 2]
     put(TARGETS, plan, replace(TARGETS[plan], shared_memory=as_gpu.SHARED))
     return plan
 

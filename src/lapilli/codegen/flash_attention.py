@@ -66,7 +66,7 @@ def choose(task: Task, ctx: Context) -> bool:
     """
     assert task.reduction is not None
     contraction = task.reduction.contraction
-    if not isinstance(contraction, Attention) or not ctx.is_whole(task.out):
+    if not isinstance(contraction, Attention):
         return False
     scores, weights = scores_of(contraction, ctx), ctx.tasks.get(contraction.weights.id)
     if scores is None or weights is None:

@@ -21,7 +21,6 @@ from lapilli.schedule.contraction import (
     operand,
 )
 from lapilli.schedule.copies import Packed
-from lapilli.schedule.layout import estimate
 
 WORTH_COPYING = 1 << 18
 """Multiplications from which on a contraction has its operands copied, if no kernel for it reads them as they lie."""
@@ -39,7 +38,11 @@ def strided_product(r: Reduce, ctx: Context) -> MatmulView | None:
 
 
 def _is_worth_copying(r: Reduce) -> bool:
-    return estimate(product([a.extent for a in (*r.axes, *r.raxes)])) >= WORTH_COPYING
+    """Of open sizes the largest counts: a copy costs little where there is little work, and the lack of one much where there is
+    much.
+    """
+    most = product([a.extent for a in (*r.axes, *r.raxes)]).bounds[1]
+    return most is None or most >= WORTH_COPYING
 
 
 def gathered(

@@ -32,7 +32,7 @@ from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cast_to, load, loads
 from lapilli.ir.integer import Symbol
-from lapilli.ir.node import Graph, Node
+from lapilli.ir.node import Attention, Graph, Node
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.copies import insert_copies, without_unread
 from lapilli.schedule.layout import Layout
@@ -73,9 +73,10 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
             task.row = rows.alone(task, ctx)
         if task.row is not None:
             rows.choose(task, ctx)
-        if task.reduction is not None and (flash_attention.choose(task, ctx) or attention_gradient.choose(task, ctx)):
-            pass
-        elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):
+        if fused := _fused_attention(task, ctx):
+            selected += fused
+            continue
+        if task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):
             recurrent_kernels.choose(task, task.reduction.contraction, ctx)
         elif task.reduction is not None and isinstance(task.reduction.contraction, Sampling):
             selected += _sampling(task, task.reduction.contraction, ctx)
@@ -98,6 +99,23 @@ def _reads_operands(task: Task, ctx: Context) -> bool:
     assert task.reduction_body is not None
     read = {ld.node.id for ld in loads(task.reduction_body)}
     return all(chase(x, at, ctx.views)[0].id in read for x, at in operand_indices(task.reduction))
+
+
+def _fused_attention(task: Task, ctx: Context) -> list[Task]:
+    """Attention or its gradient as one kernel, with the copy of a result that is not in whole words; nothing if none fits."""
+    if task.reduction is None:
+        return []
+    if attention_gradient.choose(task, ctx):
+        return [task]
+    if not isinstance(task.reduction.contraction, Attention):
+        return []
+    if ctx.is_whole(task.out):
+        return [task] if flash_attention.choose(task, ctx) else []
+    wide, copy = _in_words(task, ctx)
+    if flash_attention.choose(wide, ctx):
+        return [wide, copy]
+    del ctx.layouts[wide.out.id]
+    return []
 
 
 def _contraction(task: Task, ctx: Context, kernels: Kernels) -> list[Task]:
