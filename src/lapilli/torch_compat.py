@@ -6,6 +6,7 @@ Nothing is replaced at `import torch`. Only `replace` replaces anything, and onl
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -79,6 +80,29 @@ def without_stack_traces() -> Iterator[None]:
             _traceless -= 1
             if not _traceless:
                 fx_config.do_not_emit_stack_traces = _before
+
+
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """Mutes torch's logs of calls that this thread cannot trace: the exception says what is wrong, and a log of twenty lines of
+    torch's insides says it again.
+    """
+    thread = threading.get_ident()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [logging.getLogger(name) for name in _TRACING_LOGGERS]
+    for logger in loggers:
+        logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(of_others)
+
+
+_TRACING_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 class Patch:

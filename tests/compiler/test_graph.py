@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,20 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
 def test_what_torch_export_refuses_is_explained() -> None:
     with pytest.raises(CompileError, match="torch.export cannot capture Function"):
         capture(Function(lambda x: x if x.sum() > 0 else -x), (torch.ones(3),))
+
+
+def test_what_an_error_says_is_not_logged_beside_it() -> None:
+    logger, listener = logging.getLogger("torch._subclasses.fake_tensor"), BufferingHandler(9)
+    logger.addHandler(listener)
+    try:
+        for model in (nn.Linear(4, 3), torch.jit.script(nn.Linear(4, 3))):
+            with pytest.raises(CompileError, match="a and b must have same reduction dim"):
+                lapilli.compile(model, (torch.ones(2, 5),))
+        assert not listener.buffer
+        logger.error("torch's own logs are as they were")
+        assert len(listener.buffer) == 1
+    finally:
+        logger.removeHandler(listener)
 
 
 def test_a_module_in_training_mode_is_captured_for_inference_and_left_as_it_was() -> None:

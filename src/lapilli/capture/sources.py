@@ -27,7 +27,7 @@ from lapilli.capture.onnx import OnnxModule, is_onnx_file, load_onnx, onnx_examp
 from lapilli.capture.repeated_layers import layers_once
 from lapilli.capture.rewriting import rewriting
 from lapilli.errors import CompileError
-from lapilli.torch_compat import without_stack_traces
+from lapilli.torch_compat import without_logs, without_stack_traces
 
 Source: TypeAlias = (
     "torch.nn.Module | Callable[..., Any] | ExportedProgram | torchscript.ScriptSource | str | os.PathLike[str]"
@@ -135,6 +135,7 @@ def _tracing(model: torch.nn.Module) -> Iterator[None]:
     rewrites = {**inference.REWRITES, **recurrent_layers.rewrites()}
     with (
         torch.no_grad(),
+        without_logs(),
         dont_skip_tracing(),
         recurrent_layers.whole_layers(model),
         layers_once(model),

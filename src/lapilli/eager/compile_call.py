@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +46,7 @@ from lapilli.runtime.sizes import names, text
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.task import Task
 from lapilli.target import Target
+from lapilli.torch_compat import without_logs
 
 aten = torch.ops.aten
 
@@ -104,7 +103,13 @@ def compile(signature: CallSignature, numbers: Sequence[Any], target: Target) ->
     Raises CannotRun with the reason, or torch's own exception for wrong arguments.
     """
     try:
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _quiet(), torch.device("cpu"):
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+            without_logs(),
+            torch.device("cpu"),
+        ):
             warnings.simplefilter("ignore")
             return _Call(signature, numbers).compile(target)
     except (LapilliError, TypeError) as error:
@@ -116,25 +121,6 @@ def compile(signature: CallSignature, numbers: Sequence[Any], target: Target) ->
     except Exception as error:  # any error of a lowering is a reason to run the call elsewhere
         text = str(error).strip().splitlines()
         raise CannotRun(f"{type(error).__name__}: {text[0] if text else ''}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A context that mutes torch's logs of calls that it cannot trace with dynamic sizes; these are tried again with fixed
-    ones.
-    """
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
-
-
-_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 @dataclass
