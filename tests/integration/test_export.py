@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def agree(lowered: LoweredProgram, model: nn.Module, bound: float = 1e-5) -> Non
         x = torch.rand(n, 3, 8, 8)
         with torch.no_grad():
             torch.testing.assert_close(run(x), model(x), rtol=bound, atol=bound)
+
+
+def test_lowering_says_nothing_of_torchs_insides(model: nn.Module) -> None:
+    program = exported(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_vulkan(program)
 
 
 def test_all_that_can_be_is_lowered(model: nn.Module) -> None:

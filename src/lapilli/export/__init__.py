@@ -8,6 +8,7 @@ lowered.save("model.pt2")                    # torch.export.load("model.pt2") af
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -77,7 +78,10 @@ def to_vulkan(program: ExportedProgram, partitioner: VulkanPartitioner | None = 
     require_compiler()
     if not isinstance(program, ExportedProgram):
         raise CompileError(f"to_vulkan takes an ExportedProgram (torch.export.export), not a {type(program).__name__}")
-    return _Lowering(program.run_decompositions({}), partitioner or VulkanPartitioner()).result()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
+        core = program.run_decompositions({})
+    return _Lowering(core, partitioner or VulkanPartitioner()).result()
 
 
 class _Lowering:
