@@ -218,5 +218,9 @@ def test_what_it_refuses() -> None:
         fit_weights(prepared_for(model, [x]), [x, x / 0])
     config = get_symmetric_quantization_config(is_per_channel=True, is_qat=True)
     training = prepare_qat_pt2e(torch.export.export(model, (x,)).module(), VulkanQuantizer().set_global(config))
+    spent = prepared_for(model, [x])
+    for module in (convert_pt2e(spent), spent, torch.export.export(model, (x,)).module()):
+        with pytest.raises(CompileError, match="call fit_weights before it"):
+            fit_weights(module, [x])
     with pytest.raises(CompileError, match="prepare_qat_pt2e"):
         fit_weights(training, [x])

@@ -268,6 +268,23 @@ def test_filters_of_four_bits_are_packed() -> None:
     assert (got - wanted).abs().max() <= 2 / 255 * (wanted.max() - wanted.min())
 
 
+def test_the_examples_of_the_page_for_activations_follow_each_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text(encoding="utf-8")
+    model, x = (
+        torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).eval(),
+        torch.randn(8, 16),
+    )
+    names = {"torch": torch, "lapilli": lapilli, "model": model, "x": x, "calibration": [x]}
+    programs = []
+    for title in ("## Activations too", "## Accuracy"):
+        code = page[page.index(title) :].partition("```python\n")[2].partition("```")[0]
+        exec(compile(code, "docs/quantization.md", "exec"), names)
+        programs.append(names["program"])
+    for program in programs:
+        assert (program(x) - model(x)).abs().max() < 0.05
+    assert not torch.equal(programs[0](x), programs[1](x))  # the second one's weights are fitted
+
+
 def test_the_example_of_the_page_for_the_device(capsys: pytest.CaptureFixture[str]) -> None:
     autoload.register()
     page = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text(encoding="utf-8")

@@ -57,7 +57,7 @@ def fit_weights(
 
     Raises:
         CompileError: there is no batch, or one with another number of tensors than the model takes; or the model was not
-            calibrated, or is prepared for training; or what a layer reads is not finite.
+            calibrated, or is prepared for training, or is converted already; or what a layer reads is not finite.
     """
     given = [pytree.tree_leaves(batch if isinstance(batch, tuple) else (batch,)) for batch in batches]
     if not given:
@@ -67,6 +67,11 @@ def fit_weights(
         counts = sorted({len(leaves) for leaves in given})
         raise CompileError(
             f"The model takes {wanted} tensors, and batches have {counts}: a batch is a tensor, or a tuple of arguments"
+        )
+    if not any(_observer(prepared, node) for node in prepared.graph.nodes):
+        raise CompileError(
+            "fit_weights takes what prepare_pt2e gave, after calibration, and nothing in this model has observers: "
+            "convert_pt2e takes them out, also of the model that it is given, so call fit_weights before it"
         )
     layers = _layers(prepared)
     walk = _Walk(prepared, layers, progress)
