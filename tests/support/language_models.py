@@ -62,7 +62,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                        layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
     ),
 }  # fmt: skip
-AS_GGUF = ("llama", "qwen2", "qwen3", "gemma", "phi3", "phi", "starcoder2", "stablelm", "stablelm-parallel", "olmo2")
+AS_GGUF = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "phi3",
+    "phi",
+    "starcoder2",
+    "stablelm",
+    "stablelm-parallel",
+    "olmo2",
+    "granite",
+)
 """Those that `save_gguf` writes."""
 
 
@@ -123,8 +135,8 @@ def save_program(folder: Path) -> Path:
 
 
 def save_gguf(model: Any, path: Path, kind: str = "F32", fused: bool = False) -> Path:
-    """As llama.cpp's converter writes it: Llama's queries and keys with the halves of a head interleaved, Gemma's norms plus 1.
-    kind: of matrices. fused: queries, keys and values are of one matrix.
+    """As llama.cpp's converter writes it: queries and keys of Llama and Granite with the halves of a head interleaved, Gemma's
+    norms plus 1. kind: of matrices. fused: queries, keys and values are of one matrix.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, {"phi": "phi2"}.get(config.model_type, config.model_type))
@@ -147,6 +159,11 @@ def save_gguf(model: Any, path: Path, kind: str = "F32", fused: bool = False) ->
         writer.add_parallel_residual(
             True
         )  # of models with two norms in a layer, too, where their configuration does not say
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     described = json.loads(tokenizer().to_str())
@@ -172,7 +189,7 @@ def save_gguf(model: Any, path: Path, kind: str = "F32", fused: bool = False) ->
         if config.model_type == "gemma" and name.endswith("norm.weight"):
             array = array + 1
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if config.model_type == "llama" and heads:
+        if config.model_type in ("llama", "granite") and heads:
             array = array.reshape(heads, 2, size // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
         if kind == "F32" or array.ndim == 1:
             writer.add_tensor(_gguf_name(name, config.model_type), np.ascontiguousarray(array, np.float32))

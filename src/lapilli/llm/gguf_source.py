@@ -19,6 +19,8 @@ from lapilli.llm.packages import need
 from lapilli.llm.source import ARCHITECTURES, Source, check_layers, reading
 
 _CENTRED, _UNGATED, _TANH = ("phi2", "starcoder2", "stablelm"), ("phi2", "starcoder2"), ("gemma", "phi2", "starcoder2")
+_INTERLEAVED = ("llama", "granite")
+"""Their files have the two halves of each head's queries and keys interleaved."""
 _MEAN = 1
 """llama.cpp's number of the mean over tokens."""
 
@@ -47,9 +49,11 @@ def read_gguf(path: Path) -> Source:
         kind = fields.get("general.architecture")
         if kind not in ARCHITECTURES:
             raise CompileError(f"The architecture of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
-        tensors = {t.name: _tensor(t) for t in reader.tensors}
+        tensors: dict[str, Any] = {t.name: _tensor(t) for t in reader.tensors}
         shape = _shape(kind, fields, tensors)
         check_layers(path, f"{kind}.block_count", shape.layers, tensors)
+        if scale := fields.get(f"{kind}.logit_scale"):  # what logits are divided by
+            tensors["output_norm.weight"] = tensors["output_norm.weight"].float() / float(scale)
         name = str(fields.get("general.name") or path.stem)
         source = Source(name, shape, arranged(kind, shape, tensors), text_of(fields))
         if fields.get(f"{kind}.pooling_type") == _MEAN:
@@ -119,7 +123,9 @@ def _shape(kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> 
         eps=float(of(f"attention.layer_norm_{'' if centred else 'rms_'}epsilon")), base=float(of("rope.freq_base", 10000.0)),
         context=context,
         rotated=int(of("rope.dimension_count", size)), activation="gelu_tanh" if kind in _TANH else "silu",
-        embedding_scale=width**0.5 if kind == "gemma" else 1.0, factors=factors, attention_factor=attention,
+        embedding_scale=width**0.5 if kind == "gemma" else float(of("embedding_scale", 0.0)) or 1.0,
+        score_scale=float(of("attention.scale", 0.0)) or None, residual_scale=float(of("residual_scale", 0.0)) or 1.0,
+        factors=factors, attention_factor=attention,
         window=int(fields[f"{kind}.attention.sliding_window"]) if fields.get(f"{kind}.attention.sliding_window") else None,
         centred=centred, gated=kind not in _UNGATED, parallel=parallel,
     )  # fmt: skip
@@ -132,7 +138,7 @@ def arranged(kind: str, shape: Shape, tensors: dict[str, Any]) -> dict[str, Any]
     found = dict(tensors)
     for k in range(shape.layers):
         of = f"blk.{k}."
-        if kind == "llama":
+        if kind in _INTERLEAVED:
             for name, heads in (("attn_q", shape.heads), ("attn_k", shape.groups)):
                 rows = np.arange(heads * shape.size).reshape(heads, shape.size // 2, 2).swapaxes(1, 2).reshape(-1)
                 for part in ("weight", "bias"):

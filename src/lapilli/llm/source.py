@@ -14,7 +14,7 @@ from lapilli.llm.blocks import BlockedMatrix
 from lapilli.llm.decoder import Shape
 from lapilli.llm.text import Text
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "phi2", "phi3", "starcoder2", "stablelm", "olmo2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "phi2", "phi3", "starcoder2", "stablelm", "olmo2", "granite")
 """The architectures that are taken, by GGUF's names."""
 KINDS = (
     "llama", "qwen2", "qwen3", "gemma", "phi", "phi3", "starcoder2", "stablelm", "olmo2", "mistral", "granite", "smollm3",
