@@ -1,7 +1,10 @@
-"""docs/performance.md and its pictures, from the files of results: every number on the page comes from there."""
+"""docs/performance.md and its pictures, from the files of results. What they lack stays on the page: results of other devices are
+on other machines.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,25 +19,54 @@ process, and how far Lapilli's results are from float64's (relative to their nor
 says how many times as fast Lapilli is as the fastest of torch's ways in the table. A token of language models, and encoders,
 beside CUDA graphs: `benchmarks/tokens.py`.
 """
+_SINCE = "Measured since then: "
 
 
 def write(results: Sequence[Mapping[str, Any]], docs: Path) -> None:
-    """Writes the page and its pictures. results: by device, in the order of the page."""
-    pictures = docs / "performance"
+    """Writes the page and its pictures. results: by device; tables and devices that none of them has are kept as they are."""
+    page, pictures = docs / "performance.md", docs / "performance"
     pictures.mkdir(exist_ok=True)
-    parts = [HEAD]
+    _, devices = _parts(page.read_text(encoding="utf-8") if page.exists() else "", "##")
     for result in results:
-        parts.append(f"\n## {result['device']}\n\n{result['circumstances']}\n")
-        for name, rows in result["tables"].items():
-            table = TABLES[name]
-            parts.append(f"\n### {table.title}\n\n{table.text}\n\n{_table(rows)}\n")
-            compared = [(r["case"], _times(r)) for r in rows if _times(r) is not None]
-            if compared:
-                file = f"{result['key']}-{name}.svg"
-                title = f"{table.title}, {result['device']}"
-                (pictures / file).write_text(bars(title, [(c, t) for c, t in compared if t is not None]))
-                parts.append(f"\n![{table.title}: times as fast as torch's fastest way](performance/{file})\n")
-    (docs / "performance.md").write_text("".join(parts))
+        devices[result["device"]] = _section(result, devices.get(result["device"], ""), pictures)
+    page.write_text(HEAD + _joined(devices, "##"), encoding="utf-8")
+
+
+def _parts(text: str, mark: str) -> tuple[str, dict[str, str]]:
+    """What comes before the first heading, and what follows each."""
+    before, *found = re.split(rf"^{mark} (.*)\n", text, flags=re.M)
+    return before.strip(), {title: body.strip() for title, body in zip(found[::2], found[1::2], strict=True)}
+
+
+def _joined(parts: Mapping[str, str], mark: str) -> str:
+    return "".join(f"\n{mark} {title}\n\n{body}\n" for title, body in parts.items())
+
+
+def _section(result: Mapping[str, Any], before: str, pictures: Path) -> str:
+    """Of a device. before: what the page has of it; the circumstances of tables that are kept are kept, too."""
+    told, tables = _parts(before, "###")
+    measured = {TABLES[name].title: _body(result, name, pictures) for name in result["tables"]}
+    if tables.keys() <= measured.keys():
+        told = result["circumstances"]
+    else:
+        told = f"{told.partition(_SINCE)[0].strip()}\n\n{_SINCE}{', '.join(measured)}: {result['circumstances']}"
+    tables |= measured
+    order = [table.title for table in TABLES.values()]
+    titles = sorted(tables, key=lambda title: order.index(title) if title in order else len(order))
+    return f"{told}\n{_joined({title: tables[title] for title in titles}, '###')}".strip()
+
+
+def _body(result: Mapping[str, Any], name: str, pictures: Path) -> str:
+    """Of a table; draws its picture."""
+    table, rows = TABLES[name], result["tables"][name]
+    text = f"{table.text}\n\n{_table(rows)}"
+    compared = [(r["case"], times) for r in rows if (times := _times(r)) is not None]
+    if compared:
+        file = f"{result['key']}-{name}.svg"
+        drawn = bars(f"{table.title}, {result['device']}", compared)
+        (pictures / file).write_text(drawn, encoding="utf-8")
+        text += f"\n\n![{table.title}: times as fast as torch's fastest way](performance/{file})"
+    return text
 
 
 def _times(row: Mapping[str, Any]) -> float | None:
