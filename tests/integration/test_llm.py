@@ -592,7 +592,8 @@ def test_chats_use_the_models_template(lm: LLM) -> None:
         (dict(temperature=-1.0), "temperature is -1.0"), (dict(temperature=float("nan")), "temperature"), (dict(top_p=2), "top_p"),
         (dict(top_k=-1), "top_k"), (dict(top_k=1.5), "top_k"), (dict(max_tokens=-1), "max_tokens"), (dict(stop=""), "stop"),
         (dict(stop=["x"] * 17), "stop"), (dict(min_p=-0.1), "min_p"), (dict(repetition_penalty=0), "repetition_penalty"),
-        (dict(seed="x"), "seed"), (dict(logprobs=21), "logprobs"),
+        (dict(seed="x"), "seed"), (dict(logprobs=21), "logprobs"), (dict(temperature=1e9), "it can be between 0 and 1000000"),
+        (dict(stop="x" * 5000), r"^stop is \('x{58}…; it can be a text"),
     ],
 )  # fmt: skip
 @pytest.mark.part(1)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from lapilli.errors import InvalidInputError
 
 MOST_STOPS, LONGEST_STOP = 16, 1000
+_SHOWN = 60
+"""Characters of what was given, in an error."""
 
 
 class Choices(TypedDict, total=False):
@@ -51,7 +53,7 @@ class AnswerOptions:
     def __post_init__(self) -> None:
         whole = self.max_tokens is None or (_whole(self.max_tokens) and self.max_tokens >= 0)
         self._check("max_tokens", whole, "a whole number >= 0, or None")
-        self._check("temperature", _number(self.temperature, 0, 1e6), "a number >= 0")
+        self._check("temperature", _number(self.temperature, 0, 1e6), "between 0 and 1000000")
         self._check("top_k", _whole(self.top_k) and 0 <= self.top_k < 2**31, "a whole number >= 0 (0: all)")
         self._check("top_p", _number(self.top_p, 0, 1), "between 0 and 1")
         self._check("min_p", _number(self.min_p, 0, 1), "between 0 and 1")
@@ -90,7 +92,9 @@ class AnswerOptions:
 
     def _check(self, name: str, good: bool, accepted: str) -> None:
         if not good:
-            raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it can be {accepted}.")
+            given = repr(getattr(self, name))
+            shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}…"  # a text may be of any length
+            raise InvalidInputError(f"{name} is {shown}; it can be {accepted}.")
 
     def drawn(self) -> tuple[int, NDArray[np.float32]]:
         """How a token is chosen, as the program's methods take it: top_k; temperature, top_p, floor and penalty."""
