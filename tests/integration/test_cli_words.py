@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import tiny
 from click.testing import CliRunner, Result
 
 from lapilli.cli import COMMANDS, main
+from lapilli.cli.common import Group, with_words
+from lapilli.names import printable
 
 
 def commands(group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -74,3 +77,20 @@ def test_errors_stay_and_have_their_place(tmp_path: Path) -> None:
         texts[option] = done.stderr
     assert texts[""] == texts["--quiet"] and "Traceback" not in texts[""]
     assert "Traceback" in texts["--verbose"] and texts["--verbose"].endswith(texts[""])
+
+
+def test_warnings_are_sentences() -> None:
+    @click.group(cls=Group)
+    def group() -> None:
+        pass
+
+    @click.command()
+    def warn() -> None:
+        said = UserWarning("It is left out.\x1b")
+        click.echo(warnings.formatwarning(said, UserWarning, "insides.py", 3, "x"), nl=False)
+
+    group.add_command(with_words(warn))
+    before = warnings.formatwarning
+    assert CliRunner().invoke(group, ["warn"]).stdout == "Warning: " + printable("It is left out.\x1b") + "\n"
+    assert "insides.py:3: UserWarning: It is left out." in CliRunner().invoke(group, ["warn", "--verbose"]).stdout
+    assert warnings.formatwarning is before

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,12 +56,32 @@ def printable_lines(text: str) -> str:
     return printable(text, keep="\n")
 
 
+@contextmanager
+def _plain_warnings(context: click.Context) -> Iterator[None]:
+    """Shows warnings as sentences: their place in our code tells a user of commands nothing, except with --verbose."""
+    before = warnings.formatwarning
+
+    def text(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        if context.meta.get(VERBOSE):
+            return before(message, category, filename, lineno, line)
+        return f"Warning: {printable(str(message))}\n"
+
+    warnings.formatwarning = text
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 class Group(click.Group):
-    """Reports errors as a message on stderr and exit code 1 (wrong usage: 2); suggests similar command names."""
+    """Reports errors as a message on stderr and exit code 1 (wrong usage: 2), and warnings as a line there; suggests similar
+    command names.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _plain_warnings(ctx):
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise  # whoever read the results has enough of them: click ends without a word
         except (LapilliError, OSError) as error:
@@ -129,7 +150,7 @@ def with_words(command: click.Command) -> click.Command:
 
     texts = {
         "quiet": "No progress and no remarks: results, warnings and errors alone.",
-        "verbose": "Progress as lines with times where stderr is no terminal; errors with their place in the code.",
+        "verbose": "Progress as lines with times where stderr is no terminal; errors and warnings with their place in the code.",
     }
     for name, text in texts.items():
         command.params.append(
