@@ -66,6 +66,19 @@ def test_a_session_without_time(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "tuned.lap").exists()
 
 
+def test_a_session_that_is_stopped_says_that_it_can_go_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lapilli.tuning.tune", stopped)
+        said = cli("tune", model, "-o", tmp_path / "tuned.lap", code=1)
+    assert "tuned.lap is not written. What was measured is kept: the same command goes on" in said.stderr
+    assert not said.stdout and not (tmp_path / "tuned.lap").exists()
+
+
 def test_wrong_use(model: Path, tmp_path: Path) -> None:
     assert "Name a model to tune, or --export or --import a file" in cli("tune", code=2).output
     assert "-o names the program of a MODEL" in cli("tune", "-o", "x.lap", "--export", "y", code=2).output

@@ -19,7 +19,7 @@ from lapilli.cli.common import (
     print_table,
     progress_bar,
 )
-from lapilli.errors import InvalidInputError
+from lapilli.errors import InvalidInputError, LapilliError
 from lapilli.runtime.compiler_packages import require_compiler
 
 if TYPE_CHECKING:
@@ -105,15 +105,21 @@ def _tune(
             bar.update(task, description=stage, completed=done, total=total)
 
         examples, shapes = example_inputs(inputs)
-        data, found = tune_model(
-            model,
-            examples,
-            precision=precision,
-            dynamic_shapes=shapes,
-            device=device,
-            seconds=seconds,
-            progress=progress,
-        )
+        try:
+            data, found = tune_model(
+                model,
+                examples,
+                precision=precision,
+                dynamic_shapes=shapes,
+                device=device,
+                seconds=seconds,
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            raise LapilliError(
+                f"Stopped, and {output} is not written. What was measured is kept: the same command goes on, and with --seconds "
+                "it ends by itself."
+            ) from None
     with output_file(output) as file:
         file.write(data)
     if not as_json:
