@@ -191,6 +191,8 @@ def compile(
     from lapilli.runtime.program import Program
     from lapilli.target import usual_precision
 
+    if not isinstance(tune, bool):
+        raise CompileError(f"tune is {tune!r}: choose True or False (`lapilli tune --seconds` has a bound of time)")
     precision = precision or usual_precision(target)
     options: dict[str, Any] = {
         "example_kwargs": example_kwargs, "precision": precision, "dynamic_shapes": dynamic_shapes, "fallback": fallback,

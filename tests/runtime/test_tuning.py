@@ -276,6 +276,10 @@ def test_gpu_plans(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_target_cannot_be_measured() -> None:
     with pytest.raises(lapilli.CompileError, match="leave target='h100' out"):
         lapilli.compile(nn.ReLU(), (torch.zeros(3),), target="h100", tune=True)
+    wrong: Any
+    for wrong in (2.5, 0, "yes", None):  # seconds are not given so, and nobody asked for minutes
+        with pytest.raises(lapilli.CompileError, match="choose True or False"):
+            lapilli.compile(nn.ReLU(), (torch.zeros(3),), tune=wrong)
     with pytest.raises(lapilli.NoDeviceError, match="There is no Vulkan device 'voodoo2'"):
         tuning.tune(nn.ReLU(), (torch.zeros(3),), device="voodoo2")
 
