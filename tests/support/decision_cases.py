@@ -73,6 +73,14 @@ CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
     "convolution": (Function(lambda x, w: F.conv2d(x, w, padding=1), weight(64, 64, 3, 3)), (image(64, 28),)),
     "pointwise convolution": (Function(F.conv2d, weight(96, 64, 1, 1)), (image(64, 28),)),
     "depthwise convolution": (Function(lambda x, w: F.conv2d(x, w, padding=1, groups=64), weight(64, 1, 3, 3)), (image(64, 28),)),
+    "gradient of depthwise weights": (
+        Function(
+            lambda g, x: torch.ops.aten.convolution_backward(
+                g, x, x.new_empty(64, 1, 3, 3), None, [1] * 2, [1] * 2, [1] * 2, False, [0] * 2, 64, [False, True, False]
+            )[1]
+        ),
+        (image(64, 28), image(64, 28)),
+    ),
     "attention, one query": (
         Function(F.scaled_dot_product_attention),
         (torch.zeros(1, 8, 1, 64), *(torch.zeros(1, 8, 2048, 64) for _ in range(2))),

@@ -13,6 +13,7 @@ from indexing_cases import factorisations, gathers, scatters, searches
 from lapilli import sampling
 from lapilli.attention_operators import ATTENTION, ATTENTION_BACKWARD
 from lapilli.code_operators import DEQUANTIZE, LOOK_UP, POWER_OF_TWO, QUANTIZE, UNPACK
+from lapilli.gradient_operators import DEPTHWISE_GRADIENT
 
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)
@@ -146,6 +147,15 @@ def convolutions() -> list[Case]:
             Case(aten.convolution.default, (f(*x), f(*w), b, stride, padding, dilation, transposed, extra, groups))
         )
     return found
+
+
+def _depthwise_gradients() -> list[Case]:
+    """(wide, narrow, stride, padding, dilation, kernel)."""
+    return [
+        Case(DEPTHWISE_GRADIENT, (f(2, 3, 8), f(2, 3, 4), [2], [1], [1], [3])),
+        Case(DEPTHWISE_GRADIENT, (f(2, 5, 6, 7), f(2, 5, 6, 5), [1, 1], [1, 0], [1, 1], [3, 3])),
+        Case(DEPTHWISE_GRADIENT, (f(1, 4, 5, 4, 6), f(1, 4, 4, 2, 6), [1, 2, 1], [0, 1, 2], [1, 2, 2], [2, 2, 3])),
+    ]
 
 
 def _pools() -> Cases:
@@ -382,7 +392,7 @@ def _definite_draws() -> Cases:
     return {draw: [Case(draw, (x, *given)) for x in (f(3, 7), f(2, 3, 4500)) for given in sets]}
 
 
-CASES: Cases = {aten.convolution.default: convolutions()}
+CASES: Cases = {aten.convolution.default: convolutions(), DEPTHWISE_GRADIENT: _depthwise_gradients()}
 for _group in (
     _scalar_overloads(),
     _conversions(),

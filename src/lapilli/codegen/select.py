@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lapilli.codegen import (
     attention_gradient,
+    depthwise_gradient,
     families,
     flash_attention,
     generic,
@@ -122,6 +123,9 @@ def _contraction(task: Task, ctx: Context, kernels: Kernels) -> list[Task]:
     """The task with a template. Templates store whole words only, and bytes in fours; for other elements, the task becomes a copy
     of the result.
     """
+    gradient = depthwise_gradient.in_parts(task, ctx)
+    if gradient is not None:
+        return gradient
     if ctx.is_whole(task.out):
         _choose(task, ctx, kernels)
         return split_k.in_parts(task, ctx) or [task]

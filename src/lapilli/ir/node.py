@@ -217,6 +217,19 @@ class Convolution:
     groups: int
 
 
+@dataclass(frozen=True)
+class DepthwiseGradient:
+    """out[c, k] = the sum over n and t of narrow[n, c, t] * wide[n, c, t * stride - padding + k * dilation], for a depthwise
+    convolution's weight. Where wide has no such element there is no term.
+    """
+
+    wide: Node
+    narrow: Node
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
 @dataclass(eq=False, repr=False)
 class Reduce(Node):
     """out[axes] = op over raxes of body(axes, raxes). op: sum, prod, min, max, any, all, argmin, argmax, argpool.
@@ -230,7 +243,7 @@ class Reduce(Node):
     raxes: tuple[Var, ...] = ()
     op: str = "sum"
     body: Expr = _ZERO
-    contraction: Matmul | Convolution | Recurrence | Sampling | None = None
+    contraction: Matmul | Convolution | DepthwiseGradient | Recurrence | Sampling | None = None
 
 
 def neutral(op: str, dtype: DType) -> Expr:

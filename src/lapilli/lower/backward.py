@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from lapilli.gradient_operators import DEPTHWISE_GRADIENT
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, const, index, load, select, where
 from lapilli.ir.integer import Int, as_int, ceildiv, maximum, minimum
-from lapilli.ir.node import Node
+from lapilli.ir.node import DepthwiseGradient, Node
 from lapilli.lower.pooling import Adaptive
 from lapilli.lower.registry import BESIDE, LEAST_PART, LONG, MOST_PARTS, Call, decomposition, lowering
 
@@ -246,6 +247,8 @@ def _correlation(
 ) -> torch.Tensor:  # fmt: skip
     """out[o, c, k] = sum over n and t of narrow[n, o, t] * wide[n, c, t*stride + k*dilation - padding], group by group."""
     times, outs = narrow.shape[2:], narrow.shape[1] // groups
+    if groups > 1 and outs % 4:
+        return _by_channels(wide, narrow, stride, padding, dilation, groups, kernel)
     if not all(isinstance(i, int) for i in (*wide.shape, *narrow.shape)) or outs % 4:
         return _by_groups(wide, narrow, stride, padding, dilation, groups, kernel, 1)
     n, positions, lines = wide.shape[0], math.prod(times), wide.shape[1] // groups * math.prod(kernel)
@@ -263,6 +266,54 @@ def _correlation(
         wide, narrow = _filled(wide), _filled(narrow)
         parts = _parts(wide.shape[0], positions, most)
     return _by_groups(wide, narrow, stride, padding, dilation, groups, kernel, parts)
+
+
+def _by_channels(
+    wide: torch.Tensor, narrow: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    kernel: Sequence[int],
+) -> torch.Tensor:  # fmt: skip
+    """The same for small groups: each pair of channels that have a weight in common is a channel of a depthwise convolution."""
+    channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
+    if min(channels, outs) > _FEW_PAIRS:  # copies would be too many: tiles, with results that are left out
+        more = -outs % 4
+        cut = narrow.reshape(narrow.shape[0], groups, outs, *narrow.shape[2:])
+        cut = aten.constant_pad_nd(cut, [0, 0] * len(kernel) + [0, more]).flatten(1, 2)
+        found = _correlation(wide, cut, stride, padding, dilation, groups, kernel)
+        return found.reshape(groups, outs + more, channels, *kernel).narrow(1, 0, outs).flatten(0, 1)
+    if channels * outs > 1:
+        wide, narrow = _in_pairs(wide, (groups, outs, channels), 2), _in_pairs(narrow, (groups, outs, channels), 3)
+    made: torch.Tensor = DEPTHWISE_GRADIENT(wide, narrow, stride, padding, dilation, kernel)
+    return made.reshape(groups * outs, channels, *kernel)
+
+
+def _in_pairs(x: torch.Tensor, pairs: Sequence[int], dim: int) -> torch.Tensor:
+    """With a channel for each of `pairs`, of groups, results and channels: x has them but for those of dimension `dim`."""
+    one = [1 if d == dim else count for d, count in enumerate(pairs, 1)]
+    rest = x.shape[2:]
+    return x.reshape(x.shape[0], *one, *rest).expand(x.shape[0], *pairs, *rest).flatten(1, 3)
+
+
+@lowering(DEPTHWISE_GRADIENT)
+def depthwise_gradient(
+    call: Call, wide: Node, narrow: Node, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    kernel: Sequence[int],
+) -> Node:  # fmt: skip
+    """wide [N, C, *in], narrow [N, C, *out] -> [C, *kernel]: the sum over n and t of narrow[n, c, t] * wide[n, c, t * stride -
+    padding + k * dilation].
+    """
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        places = [t * s - p + k * d for t, s, p, k, d in zip(r[1:], stride, padding, at[1:], dilation, strict=True)]
+        guards = [g for i, size in zip(places, wide.shape[2:], strict=True) for g in (i, size - 1 - i)]
+        term = load(wide, [r[0], at[0], *places]) * load(narrow, [r[0], at[0], *r[1:]])
+        return select(guards, term, const(0, term.dtype))
+
+    sizes = (narrow.shape[0], *narrow.shape[2:])
+    known = all(i.value is not None for i in (*wide.shape, *narrow.shape))
+    made = call.reduce("sum", body, call.shape, sizes, longest=None if known else LONG)
+    if known:  # by parts, however long the sum is
+        made.contraction = DepthwiseGradient(wide, narrow, tuple(stride), tuple(padding), tuple(dilation))
+    return made
 
 
 def _by_groups(
@@ -315,6 +366,8 @@ def _in_bands(
     return found + bands(rows - rest, rest, 1) if rest else found
 
 
+_FEW_PAIRS = 8
+"""Channels of a group, or results, up to which the others are copied as often."""
 _ENOUGH = 256
 """Tiles of 64 x 64 that a large device works on at once."""
 _AT_ONCE = 4

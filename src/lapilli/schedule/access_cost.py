@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from lapilli.ir.expr import Expr, loads
 from lapilli.ir.integer import Int, Var, product
-from lapilli.ir.node import Constant, Convolution, Matmul, Node
+from lapilli.ir.node import Constant, Convolution, DepthwiseGradient, Matmul, Node
 from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.task import Task
 
@@ -118,6 +118,10 @@ class AccessCost:
             fast = [reduction.axes[1]]
             channel = reduction.axes[1] if contraction.x.shape[1] == contraction.groups else reduction.raxes[0]
             found += [(a, [channel], 2 * a.size + DISPATCH) for a in self.operands]
+        elif isinstance(contraction, DepthwiseGradient):
+            assert reduction is not None
+            fast = [reduction.axes[0]]
+            found += [(a, fast, 2 * a.size + DISPATCH) for a in self.operands]
         else:
             fast = self._fastest(layouts)
             along = [*fast, *(reduction.raxes if reduction is not None else ())]

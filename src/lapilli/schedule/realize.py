@@ -23,6 +23,7 @@ from lapilli.ir.node import (
     AttentionGradient,
     Constant,
     Convolution,
+    DepthwiseGradient,
     Graph,
     Input,
     Map,
@@ -393,15 +394,18 @@ def as_var(i: Int) -> Var | None:
 
 
 def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
-    """The operands of a contraction with the indices at which it reads them (for a convolution: fresh ones)."""
+    """The operands of a contraction with the indices at which it reads them (for images: fresh ones)."""
     contraction = r.contraction
     if isinstance(contraction, Matmul):
         return [(contraction.lhs, contraction.lhs_index), (contraction.rhs, contraction.rhs_index)]
     if isinstance(contraction, Recurrence | Sampling):
         return []  # which are read as they lie
-    assert isinstance(contraction, Convolution)
-    fresh = tuple(of(Var(f"x{d}", size)) for d, size in enumerate(contraction.x.shape))
-    return [(contraction.x, fresh)]
+    if isinstance(contraction, DepthwiseGradient):
+        images = [contraction.wide, contraction.narrow]
+    else:
+        assert isinstance(contraction, Convolution)
+        images = [contraction.x]
+    return [(x, tuple(of(Var(f"x{d}", size)) for d, size in enumerate(x.shape))) for x in images]
 
 
 def _operand_copies(nodes: list[Node]) -> set[int]:
