@@ -225,6 +225,8 @@ def convolutions(s: int) -> Iterator[Case]:
         "depthwise 3x3, dilation 2", 8 * c, 8 * c, (3, 3), groups=8 * c,
         f=lambda x, w: F.conv2d(x, w, padding=2, dilation=2, groups=8 * c),
     )  # fmt: skip
+    yield case("depthwise 3x3x3", 4 * c, 4 * c, (3, 3, 3), groups=4 * c)
+    yield case("depthwise 3x3x3, stride 2", 4 * c, 4 * c, (3, 3, 3), stride=2, groups=4 * c)
     yield case("depthwise 9", 8 * c, 8 * c, (9,), groups=8 * c)
     yield case("depthwise 3x3, channels in no fours", 8 * c + 1, 8 * c + 1, (3, 3), groups=8 * c + 1)
     yield case("depthwise, two results a channel", 4 * c, 8 * c, (3, 3), groups=4 * c)

@@ -98,6 +98,8 @@ def of_convolution(v: ConvolutionView, task: Task, ctx: Context) -> Question:
         "n": _size(v.n), "c": _size(v.channels), "h": _size(v.h), "w": _size(v.w), "o": _size(v.out_channels), "oh": _size(v.out_h),
         "ow": _size(v.out_w),
     }  # fmt: skip
+    d = v.depths
+    deep = "" if d is None else f"{d.kernel} deep of {d.size.value or 'some'}, / {d.stride}, dilated {d.dilation}"
     groups = "depthwise" if v.is_depthwise else f"{v.groups} groups" if v.groups > 1 else ""
     kernel = " ".join(
         f"{name}{'x'.join(map(str, of))}"
@@ -105,7 +107,7 @@ def of_convolution(v: ConvolutionView, task: Task, ctx: Context) -> Question:
         if not name or of != (1, 1)
     )
     weight = f"{v.weight.dtype.name} {_origin(v.weight)}"
-    form = ", ".join(filter(None, [f"{_operand(v.x, 'nchw')} * {weight}", kernel, groups]))
+    form = ", ".join(filter(None, [f"{_operand(v.x, 'nchw')} * {weight}", kernel, deep, groups]))
     return Question(_plan(ctx), "convolution", f"{form} -> {_result(task)}", sizes)
 
 

@@ -22,7 +22,7 @@ from lapilli.codegen.packing import (
     strided_product,
 )
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
-from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
+from lapilli.codegen.wrapper import Wrapper, batched, depths_source, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Op
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum
@@ -437,16 +437,17 @@ class CpuConvolution(KernelTemplate):
         if self.depthwise:
             work_groups, group = linear_groups(strips, size)
             share, width = int(v.dilation[1] == 1), v.kernel[1]
-            lane = f"uint({group}) * {size} + li"
-            call = f"convDepthwise<X, W, E, {tw}, {width}, {v.stride[1]}, {share}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
+            lane, depths = f"uint({group}) * {size} + li", depths_source(w, v.depths)
+            numbers = f"{tw}, {width}, {v.stride[1]}, {share}, {int(vec)}, {whole}"
+            call = f"convDepthwise<X, W, E, {depths}, {numbers}>(P.t, {lane}, gid.x);"
             if width > _WIDEST:
                 share = int(v.stride[1] == 1 and v.dilation[1] == 1)
-                call = f"convDepthwiseWide<X, W, E, {tw}, {share}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
+                call = f"convDepthwiseWide<X, W, E, {depths}, {tw}, {share}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
             if self.tile.rows > 1:
                 taps = f"{v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}"
                 call = f"convDepthwiseTile<X, W, E, {self.tile.rows}, {tw}, {taps}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
             written = w.finish(call, work_groups, (size, 1, 1), "depthwise", "ConvParams")
-            written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
+            written.flops = v.rows * v.out_channels * (2 * v.taps)
             return written
         tm, tn, quads = self.tile.rows, self.tile.columns, int(ctx.target.texel)
         q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
@@ -472,7 +473,7 @@ _WORTH_ROWS = 1 << 20
 def _strips(v: ConvolutionView, target: Target) -> list[Tile]:
     """Neighbouring outputs of an invocation of the depthwise kernel, which only measuring can choose."""
     taps = v.kernel[0] * v.kernel[1]
-    is_plain = v.dilation == (1, 1) and v.stride[0] == v.stride[1] and taps <= _MOST_TAPS
+    is_plain = v.depths is None and v.dilation == (1, 1) and v.stride[0] == v.stride[1] and taps <= _MOST_TAPS
     menu = [(1, 4), (1, 7), (1, 8), (1, 2), (1, 1)]
     if target.texel and is_plain:
         menu += [(2, 4), (2, 7)]
@@ -484,7 +485,7 @@ def _strip(v: ConvolutionView, target: Target) -> Tile:
     """What is taken without measuring."""
     possible = _strips(v, target)
     two_rows = Tile(2, 7 if v.out_w in (7, 14) else 4)
-    if two_rows in possible and estimate(v.rows * v.out_channels * (v.kernel[0] * v.kernel[1])) >= _WORTH_ROWS:
+    if two_rows in possible and estimate(v.rows * v.out_channels * v.taps) >= _WORTH_ROWS:
         return two_rows
     widths = (8, 4, 2, 1) if v.kernel[1] > _WIDEST else (4, 2, 1)
     return next(t for t in (Tile(1, width) for width in widths) if t in possible)

@@ -170,7 +170,7 @@ def expand(tasks: Sequence[Task], made: Draft, ctx: Context, kernels: Kernels) -
     count = readers(insert_copies(tasks))  # kernels' own steps and copies read, too
     left = {t.out.id: t for t in tasks}
     for task in tasks:
-        if not isinstance(task.template, gpu.Depthwise):
+        if not isinstance(task.template, gpu.Depthwise) or task.template.v.depths is not None:
             continue
         before = left.get(task.template.x.node.id)
         if before is None or before.out.id in made.kept or count[before.out.id] != 1:

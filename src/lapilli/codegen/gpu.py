@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
 from lapilli.codegen.open_rows import likely_rows, many_rows, may_be_few
 from lapilli.codegen.packing import (
+    MOST_TAPS,
     as_words,
     can_be_stored_as,
     channels_last,
@@ -25,7 +25,7 @@ from lapilli.codegen.packing import (
 )
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.tiles import fragments_pay
-from lapilli.codegen.wrapper import SHORT, Wrapper, all_multiples, batched, on_units, source, with_sizes
+from lapilli.codegen.wrapper import SHORT, Wrapper, all_multiples, batched, depths_source, on_units, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, total
@@ -480,19 +480,15 @@ class Depthwise(KernelTemplate):
             strideH=v.stride[0], dilationH=v.dilation[0], dilationW=v.dilation[1],
         )  # fmt: skip
         groups = (ceildiv(v.out_w * ceildiv(v.channels, 4), size), v.out_h, v.n)
-        whole = int(not v.weight.dtype.is_float)
-        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {whole}>(P.t, gid, li);"
+        whole, depths = int(not v.weight.dtype.is_float), depths_source(w, v.depths)
+        call = f"depthwise4<X, W, E, {depths}, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {whole}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams")
-        written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
+        written.flops = v.rows * v.out_channels * (2 * v.taps)
         return written
 
 
-_MOST_TAPS = 1024
-"""Of a depthwise kernel: so many are those of a weight's gradient, a whole image, whose sum many invocations should share."""
-
-
 def depthwise(v: ConvolutionView, ctx: Context) -> Depthwise | None:
-    if v.groups == 1 or v.channels != v.groups or math.prod(v.kernel) > _MOST_TAPS:
+    if v.groups == 1 or v.channels != v.groups or v.taps > MOST_TAPS:
         return None
     if not v.is_depthwise:
         if v.out_channels.value is None:
@@ -500,7 +496,7 @@ def depthwise(v: ConvolutionView, ctx: Context) -> Depthwise | None:
         v = repeated(v, v.out_channels.value, ctx)
     x, c = channels_last(v, ctx, 4), ceildiv(v.channels, 4) * 4
     dense = x.strides[3] == c and (v.h == 1 or x.strides[2] == c * v.w)
-    dense = dense and (v.n == 1 or x.strides[0] == c * v.w * v.h) and x.offset == 0
+    dense = dense and (v.images == 1 or x.strides[0] == c * v.w * v.h) and x.offset == 0
     if not dense:
         x = channels_last(v, ctx, 4, copy=True)
     return Depthwise(v, x, pack_depthwise(v, ctx))

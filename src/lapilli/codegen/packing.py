@@ -13,6 +13,7 @@ from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product, tot
 from lapilli.ir.node import Convolution, Input, Matmul, Node, Reduce
 from lapilli.schedule.contraction import (
     ConvolutionView,
+    Depths,
     MatmulView,
     Operand,
     convolution_view,
@@ -75,8 +76,43 @@ def gathered(
 
 
 def strided_convolution(r: Reduce, ctx: Context) -> ConvolutionView | None:
-    """A convolution whose image has a stride for each dimension; of a 3-D one, the images of `volume`."""
-    return convolution_view(r, ctx.views, ctx.layouts) or volume(r, ctx)
+    """A convolution whose image has a stride for each dimension; of a 3-D one, the images of `deep` or `volume`."""
+    return convolution_view(r, ctx.views, ctx.layouts) or deep(r, ctx) or volume(r, ctx)
+
+
+MOST_TAPS = 1024
+"""Of a depthwise kernel on GPUs: of more, which some gradients have, many invocations should share the sum."""
+_FEW_RESULTS = 4
+"""Of a channel of a volume that is repeated as often."""
+
+
+def deep(r: Reduce, ctx: Context) -> ConvolutionView | None:
+    """A 3-D depthwise convolution, whose kernels read the depths of an image where they are. None for others."""
+    c = r.contraction
+    assert isinstance(c, Convolution)
+    x, weight = c.x, c.weight
+    kernel = [s.value for s in weight.shape[2:]]
+    if len(kernel) != 3 or None in kernel or c.groups == 1 or x.shape[1] != c.groups:
+        return None
+    kd, kh, kw = (k for k in kernel if k is not None)
+    if kd * kh * kw > MOST_TAPS or r.shape[1].value is None or r.shape[1].value > c.groups * _FEW_RESULTS:
+        return None
+    (n, channels, depth, h, w), out_d = x.shape, r.shape[2]
+    (sd, *stride), (pd, *padding), (dd, *dilation) = c.stride, c.padding, c.dilation
+    axes = [Var(f"x{d}", size) for d, size in enumerate(x.shape)]
+    index = tuple(of(a) for a in axes)
+    seen = operand(x, index, axes, ctx.views, ctx.layouts)
+    image = merged([seen.strides[0], seen.strides[2]], [n, depth]) if seen is not None else None
+    if seen is None or image is None:
+        seen = gathered(x, index, [axes[:1], *([a] for a in axes[2:]), axes[1:2]], ctx)
+        seen = replace(seen, strides=(seen.strides[0], seen.strides[4], *seen.strides[1:4]))
+        image = h * w * channels
+    found = Operand(seen.node, seen.offset, (image, seen.strides[1], *seen.strides[3:]))
+    return ConvolutionView(
+        n * out_d, channels, h, w, r.shape[1], r.shape[3], r.shape[4], (kh, kw), (stride[0], stride[1]),
+        (padding[0], padding[1]), (dilation[0], dilation[1]), c.groups, found, weight,
+        Depths(depth, out_d, kd, sd, pd, dd),
+    )  # fmt: skip
 
 
 def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
@@ -175,7 +211,7 @@ def channels_last(
     padded = ceildiv(real, unit) * unit
     c = padded * groups
     strides = (v.h * v.w * c, as_int(1), v.w * c, c)
-    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c, groups, dtype)
+    key = (x.node.id, x.offset, x.strides, v.images, v.h, v.w, v.channels, c, groups, dtype)
     if key in ctx.copies:
         return Operand(ctx.copies[key], as_int(0), strides)
     element = flat(x.node, ctx)
@@ -186,7 +222,7 @@ def channels_last(
         at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
         return [real - 1 - inside], element(at)
 
-    node = ctx.copies[key] = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c], body, dtype)
+    node = ctx.copies[key] = ctx.packed("channels_last", x.node, [v.images, v.h, v.w, c], body, dtype)
     return Operand(node, as_int(0), strides)
 
 
@@ -206,14 +242,20 @@ def repeated(v: ConvolutionView, groups: int, ctx: Context) -> ConvolutionView:
         strides = zip((n, o // per_channel, h, w), x.strides, strict=True)
         return [], element(total([x.offset, *(i * s for i, s in strides)]))
 
-    copy = ctx.packed("repeated", x.node, [v.n, v.h, v.w, c], body)
+    copy = ctx.packed("repeated", x.node, [v.images, v.h, v.w, c], body)
     made = Operand(copy, as_int(0), (v.h * v.w * c, as_int(1), v.w * c, c))
     return replace(v, channels=c, groups=groups, x=made)
 
 
 def pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
-    """[C, 1, kh, kw] as [kh, kw, C], zero-padded in C to a multiple of 4."""
+    """[C, 1, kh, kw] as [kh, kw, C], zero-padded in C to a multiple of 4; with depths, [C, 1, kd, kh, kw] as [kd * kh, kw, C]."""
     zero, channels = as_int(0), v.out_channels
+    if v.depths is not None:
+        kh, kw = v.kernel
+        return ctx.packed(
+            "depthwise", v.weight, [v.depths.kernel * kh, kw, ceildiv(channels, 4) * 4],
+            lambda h, w, c: ([channels - 1 - c], ctx.read(v.weight, [c, zero, h // kh, h % kh, w])),
+        )  # fmt: skip
     return ctx.packed(
         "depthwise", v.weight, [*v.kernel, ceildiv(channels, 4) * 4],
         lambda h, w, c: ([channels - 1 - c], ctx.read(v.weight, filter_index(v, c, zero, h, w))),

@@ -28,6 +28,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
+from lapilli.schedule.contraction import Depths
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
@@ -312,6 +313,20 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
         f"    static float4 block4(uint i, uint line, uint block, uint step, uint part) {{ return load4(i); }}\n"
         f"    static float load(uint i) {{ return {one}; }}\n}};\n"
     )
+
+
+def depths_source(w: Wrapper, depths: Depths | None) -> str:
+    """struct D, the third dimension of a convolution. Returns the name of the type, which without one is that of none."""
+    if depths is None:
+        return "NoDepths"
+    w.structs.append(
+        "struct D : IDepths\n{\n"
+        f"    static const int TAPS = {depths.kernel};\n    static const int STRIDE = {depths.stride};\n"
+        f"    static const int PADDING = {depths.padding};\n    static const int DILATION = {depths.dilation};\n"
+        f"    static int size() {{ return {w.kernel.param(depths.size)}; }}\n"
+        f"    static int results() {{ return {w.kernel.param(depths.results)}; }}\n}};\n"
+    )
+    return "D"
 
 
 def parts_source(w: Wrapper, parts: Node | None, counters: Node | None, first: int) -> str:

@@ -39,10 +39,23 @@ class MatmulView:
 
 
 @dataclass(frozen=True)
+class Depths:
+    """The third dimension of a convolution: its size, and how it is read."""
+
+    size: Int
+    results: Int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+
+@dataclass(frozen=True)
 class ConvolutionView:
     """A 2-D convolution (1-D ones have height 1); x strides are (n, c, h, w); weight is [out, in/groups, kh, kw].
 
-    Of a 3-D one, n counts the images of all output depths, and the channels of a group are [kd, in/groups].
+    Of a 3-D one, n counts the images of all output depths, and the channels of a group are [kd, in/groups]. With
+    `depths`, which only depthwise ones have, channels are those of the input, and the images of x are those of all depths.
     """
 
     n: Int
@@ -59,6 +72,16 @@ class ConvolutionView:
     groups: int
     x: Operand
     weight: Node
+    depths: Depths | None = None
+
+    @property
+    def images(self) -> Int:
+        """Those of x."""
+        return self.n if self.depths is None else self.n // self.depths.results * self.depths.size
+
+    @property
+    def taps(self) -> int:
+        return self.kernel[0] * self.kernel[1] * (1 if self.depths is None else self.depths.kernel)
 
     @property
     def rows(self) -> Int:
