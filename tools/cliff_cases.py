@@ -216,6 +216,7 @@ def convolutions(s: int) -> Iterator[Case]:
     yield case("3x3, 4 groups, one image", 8 * c, 8 * c, (3, 3), batch=1, groups=4)
     yield case("3x3, 16 groups", 8 * c, 8 * c, (3, 3), groups=16)
     yield case("3x3, groups of 3", 6 * c, 6 * c, (3, 3), groups=2 * c)
+    yield case("3x3, groups of 6", 6 * c, 6 * c, (3, 3), groups=c)
     yield case("9, 4 groups", 8 * c, 8 * c, (9,), groups=4)
     yield case("3x3x3, 4 groups", 4 * c, 4 * c, (3, 3, 3), groups=4)
     for kernel in (3, 7, 9):

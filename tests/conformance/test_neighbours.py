@@ -63,13 +63,6 @@ def test_by_kernels_of_gpus(name: str, dtype: torch.dtype, monkeypatch: pytest.M
     check(CASES[name], dtype, "gpu-fp16-matrix" if dtype is torch.float16 else "gpu-fp32")
 
 
-SUITS = {  # a tile of the other kernels would be mostly empty
-    GPU_MATRIX: {"convolution in groups: 3x3, groups of 3"},
-    GPU: {"convolution in groups: 3x3, groups of 3"},
-    CPU: set(),
-}
-
-
 def is_generic(case: Case, target: Target) -> bool:
     """Whether a contraction of a case has the generic kernel."""
     arguments = case.arguments(torch.float16 if target.half else torch.float32)
@@ -81,8 +74,8 @@ def is_generic(case: Case, target: Target) -> bool:
 
 
 @pytest.mark.parametrize("target", [GPU_MATRIX, GPU, CPU], ids=lambda t: t.name)
-def test_only_what_it_suits_has_the_generic_kernel(target: Target) -> None:
-    assert {f"{c.family}: {c.name}" for c in cases(4) if is_generic(c, target)} == SUITS[target]
+def test_no_case_has_the_generic_kernel(target: Target) -> None:
+    assert not [f"{c.family}: {c.name}" for c in cases(4) if is_generic(c, target)]
 
 
 GRADIENTS = {f"{c.family}: {c.name}": c for c in gradients(1)}
@@ -96,8 +89,8 @@ def test_gradients_on_this_device(name: str) -> None:
 
 @pytest.mark.part(24)
 @pytest.mark.parametrize("target", [GPU_MATRIX, GPU, CPU], ids=lambda t: t.name)
-@pytest.mark.parametrize("name", [n for n in GRADIENTS if "groups of 3" not in n and "results a channel" not in n])
-def test_only_gradients_of_small_groups_have_the_generic_kernel(name: str, target: Target) -> None:
+@pytest.mark.parametrize("name", [n for n in GRADIENTS if "results a channel" not in n])
+def test_only_gradients_of_few_weights_have_the_generic_kernel(name: str, target: Target) -> None:
     assert not is_generic(GRADIENTS[name], target)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions in groups whose channels fill no vectors, and depthwise ones with wide kernels, by the kernels for CPUs."""
+"""Convolutions in groups whose channels fill no vectors, and depthwise ones with wide kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lapilli
 from lapilli.ir.node import Convolution
-from lapilli.target import CPU
+from lapilli.target import CPU, GPU, GPU_MATRIX, Target
 
 GROUPS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "odd channels": (nn.Conv2d(9, 15, 3, padding=1, groups=3), (3, 9, 6, 7)),
@@ -24,6 +24,9 @@ GROUPS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "1x1": (nn.Conv2d(18, 22, 1, groups=2), (2, 18, 5, 6)),
     "one row": (nn.Conv2d(18, 22, (1, 5), groups=2), (1, 18, 1, 5)),
     "1-D": (nn.Conv1d(35, 25, 5, padding=2, groups=5), (3, 35, 19)),
+    "few channels and results": (nn.Conv2d(12, 12, 3, padding=1, groups=4), (3, 12, 7, 9)),
+    "few results": (nn.Conv2d(24, 6, 3, 2, 1, groups=3), (2, 24, 7, 9)),
+    "two of two": (nn.Conv2d(10, 10, (3, 2), groups=5), (1, 10, 7, 9)),
     "3-D": (nn.Conv3d(21, 33, 3, padding=1, groups=3), (2, 21, 4, 5, 6)),
     "transposed": (nn.ConvTranspose2d(21, 33, 3, padding=1, groups=3), (2, 21, 5, 6)),
     "transposed, with stride": (nn.ConvTranspose1d(14, 10, 4, stride=2, groups=2), (2, 14, 9)),
@@ -48,22 +51,25 @@ def compared(program: Any, model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.part(4)
+@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.parametrize("target", ["cpu-fp32", "any-fp32", "gpu-fp32"])
 @pytest.mark.parametrize("case", GROUPS)
-def test_a_group_sees_its_own_channels(case: str) -> None:
+def test_a_group_sees_its_own_channels(case: str, target: str) -> None:
     """Zeros that fill up a group are multiplied with zeros, not with what another group has."""
     torch.manual_seed(0)
     model, shape = GROUPS[case]
     x = torch.randn(shape)
-    with lapilli.compile(model.eval(), (x,), target="cpu-fp32", fallback="error") as program:
+    with lapilli.compile(model.eval(), (x,), target=target, fallback="error") as program:
         compared(program, model, x)
         x[0, 1], x[-1, -1, ..., 2] = torch.inf, torch.nan
         compared(program, model, x)
 
 
+@pytest.mark.parametrize("target", [CPU, GPU, GPU_MATRIX], ids=lambda t: t.name)
 @pytest.mark.parametrize("case", GROUPS)
-def test_no_group_is_left_to_the_generic_kernel(case: str) -> None:
+def test_no_group_is_left_to_the_generic_kernel(case: str, target: Target) -> None:
     model, (n, *shape) = GROUPS[case]
-    schedule = plan(model, torch.randn(2 * n, *shape), target=CPU)
+    schedule = plan(model, torch.randn(2 * n, *shape), target=target)
     found = [
         t for t in schedule.order.run if t.reduction is not None and isinstance(t.reduction.contraction, Convolution)
     ]

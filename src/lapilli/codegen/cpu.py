@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from lapilli.codegen import gpu
 from lapilli.codegen.coded import block_of, columns_of_codes, in_memory, matrix_source
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.packing import (
@@ -36,6 +37,8 @@ from lapilli.target import NOTHING, QUADS, STORAGE, Requirements, Target
 _SIZE = 64  # invocations in a work group
 _WIDEST = 15  # kernel of depthwise convolutions whose loop over the columns is unrolled
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
+_FEW_WEIGHTS = 4
+"""Of a tap in a group, below which whole vectors of channels and results are mostly zeros."""
 _WORTH_TRANSFORMING = 256
 """Results of a channel from which on weights that are computed, or given, are transformed for Winograd's algorithm in every run."""
 
@@ -570,6 +573,17 @@ def direct(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution |
         columns = ceildiv(columns, tile.columns) * tile.columns
     made = CpuConvolution(v, x, _pack_filter(v, columns, ctx), False, tile, columns)
     return made if made.is_countable(ctx.target) else None
+
+
+def small_groups(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:
+    """On GPUs, groups with so few results that the tiles of work groups would be mostly empty: those of invocations are not, unless
+    there are hardly any weights.
+    """
+    if given.groups == 1:
+        return None
+    channels, outs = given.channels // given.groups, given.out_channels // given.groups
+    suits = estimate(outs) < gpu.FEW_CHANNELS and estimate(channels * outs) >= _FEW_WEIGHTS
+    return direct(given, task, ctx) if suits else None
 
 
 def _pack_filter(v: ConvolutionView, columns: Int, ctx: Context) -> Node:

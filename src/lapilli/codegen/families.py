@@ -77,6 +77,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("dot products of windows", _dot, lambda v, task, ctx: gpu_dot.convolution(v, ctx)),
         Family("few channels", _gpu, lambda v, task, ctx: gpu.direct(v, ctx)),
         Family("tiles of windows", _gpu, lambda v, task, ctx: gpu.convolution(v, ctx)),
+        Family("register tiles of small groups", _gpu, cpu.small_groups),
         Family("depthwise strips", _any, cpu.depthwise),
         Family("register tiles of pixels", _any, cpu.pointwise),
         Family("Winograd", _any, cpu.winograd),

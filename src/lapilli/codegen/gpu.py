@@ -36,7 +36,7 @@ from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import WORTH_PACKING
 
-_FEW_CHANNELS = 8
+FEW_CHANNELS = 8
 """Results of a group of channels below which a tile is mostly empty."""
 SHORTS, BYTES = 8, 16
 """Elements in 16 bytes, which matrix units read at once."""
@@ -328,7 +328,7 @@ def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
 
 def windows(v: ConvolutionView, ctx: Context, units: int = 0, dtype: DType | None = None) -> Windows | None:
     """units: as for `matmul_rows`. dtype: the type that x must have, if it is no code."""
-    if v.groups > 1 and estimate(v.out_channels // v.groups) < _FEW_CHANNELS:
+    if v.groups > 1 and estimate(v.out_channels // v.groups) < FEW_CHANNELS:
         return None  # most columns of a tile would be empty: an invocation for each element is faster
     real = v.channels // v.groups
     padded = v.groups == 1 and real % 4 != 0 and estimate(real) > 4  # with channels of zeros
