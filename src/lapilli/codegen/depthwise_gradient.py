@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from lapilli.codegen.cpu import are_countable
 from lapilli.codegen.generic import BUSY
 from lapilli.codegen.kernel import KernelSource, linear_groups
-from lapilli.codegen.packing import gathered
+from lapilli.codegen.packing import dense_images, images
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import BatchMapping, Wrapper, source, with_sizes
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, load, rewrite
-from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, product
+from lapilli.ir.integer import Int, as_int, ceildiv, of
 from lapilli.ir.node import DepthwiseGradient, Node
 from lapilli.lower.registry import LONG
-from lapilli.schedule.contraction import Operand, operand
-from lapilli.schedule.realize import operand_indices
 from lapilli.schedule.task import Task
 
 _SIZE = 64  # invocations in a work group
@@ -113,7 +111,7 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     parts = ceildiv(rows, per)
     if not are_countable([rows, parts * _invocations(whole, as_int(4))], ctx.target):
         return None
-    x, g = (_channels_last(node, index, ctx) for node, index in operand_indices(old))
+    x, g = (dense_images(*images(node, ctx), ctx).node for node in (note.wide, note.narrow))
     out = Node((parts, as_int(math.prod(kernel)), c.extent), DType.float32, f"{old.name}_parts", old.origin)
     ctx.dense(out)
     step = simple_task(out, task.origins[:1], "parts of a long sum")
@@ -139,21 +137,3 @@ def _rows_of_part(rows: Int, places: Int, kernel: Sequence[int], channels: Int, 
     parts, width = max(1, busy // max(1, _invocations(kernel, channels).const)), max(1, places.const)
     wanted = min(-(-rows.const // parts), LONG // width)
     return as_int(max(1, wanted, -(-math.prod(kernel) // width)))
-
-
-def _channels_last(node: Node, index: Sequence[Int], ctx: Context) -> Node:
-    """The images, or a copy of them, as the kernel reads them."""
-    axes = [next(iter(i.atoms()), None) for i in index]
-    known = [a if isinstance(a, Var) else None for a in axes]
-    n, c, *spatial = (a if a is not None else Var(f"one{d}", as_int(1)) for d, a in enumerate(known))
-    found = operand(node, tuple(index), known, ctx.views, ctx.layouts)
-    if found is not None and _is_dense(found, node.shape) and ctx.in_fours(found.node):
-        return found.node
-    return gathered(node, index, [[n], *([a] for a in spatial), [c]], ctx, unit=4).node
-
-
-def _is_dense(x: Operand, shape: Sequence[Int]) -> bool:
-    n, c, *spatial = range(len(shape))
-    order = [n, *spatial, c]
-    steps = {d: product([shape[k] for k in order[place + 1 :]]) for place, d in enumerate(order)}
-    return x.offset == 0 and shape[c] % 4 == 0 and all(x.strides[d] == steps[d] for d in order if shape[d] != 1)

@@ -15,6 +15,7 @@ from lapilli.codegen.packing import (
     as_words,
     can_be_stored_as,
     channels_last,
+    dense_images,
     filter_index,
     flat,
     is_nested,
@@ -494,9 +495,5 @@ def depthwise(v: ConvolutionView, ctx: Context) -> Depthwise | None:
         if v.out_channels.value is None:
             return None
         v = repeated(v, v.out_channels.value, ctx)
-    x, c = channels_last(v, ctx, 4), ceildiv(v.channels, 4) * 4
-    dense = x.strides[3] == c and (v.h == 1 or x.strides[2] == c * v.w)
-    dense = dense and (v.images == 1 or x.strides[0] == c * v.w * v.h) and x.offset == 0
-    if not dense:
-        x = channels_last(v, ctx, 4, copy=True)
+    x = dense_images(v.x, (v.images, v.channels, v.h, v.w), ctx)
     return Depthwise(v, x, pack_depthwise(v, ctx))

@@ -99,20 +99,35 @@ def deep(r: Reduce, ctx: Context) -> ConvolutionView | None:
         return None
     (n, channels, depth, h, w), out_d = x.shape, r.shape[2]
     (sd, *stride), (pd, *padding), (dd, *dilation) = c.stride, c.padding, c.dilation
-    axes = [Var(f"x{d}", size) for d, size in enumerate(x.shape)]
-    index = tuple(of(a) for a in axes)
-    seen = operand(x, index, axes, ctx.views, ctx.layouts)
-    image = merged([seen.strides[0], seen.strides[2]], [n, depth]) if seen is not None else None
-    if seen is None or image is None:
-        seen = gathered(x, index, [axes[:1], *([a] for a in axes[2:]), axes[1:2]], ctx)
-        seen = replace(seen, strides=(seen.strides[0], seen.strides[4], *seen.strides[1:4]))
-        image = h * w * channels
-    found = Operand(seen.node, seen.offset, (image, seen.strides[1], *seen.strides[3:]))
+    found, _ = images(x, ctx)
     return ConvolutionView(
         n * out_d, channels, h, w, r.shape[1], r.shape[3], r.shape[4], (kh, kw), (stride[0], stride[1]),
         (padding[0], padding[1]), (dilation[0], dilation[1]), c.groups, found, weight,
         Depths(depth, out_d, kd, sd, pd, dd),
     )  # fmt: skip
+
+
+Sizes = tuple[Int, Int, Int, Int]
+"""Of images: how many, channels, rows and columns."""
+
+
+def images(node: Node, ctx: Context) -> tuple[Operand, Sizes]:
+    """A value [N, C, *spatial] as images, of a volume those of all depths, with strides (image, channel, row, column); a copy if
+    they do not lie so.
+    """
+    axes = [Var(f"x{d}", size) for d, size in enumerate(node.shape)]
+    index = tuple(of(a) for a in axes)
+    n, c, *depths, w = axes
+    h = depths.pop() if depths else None
+    outer, lines = [n, *depths], [h] if h is not None else []
+    sizes = product([a.extent for a in outer]), c.extent, product([a.extent for a in lines]), w.extent
+    found = operand(node, index, [*outer, c, h, w], ctx.views, ctx.layouts)
+    image = merged(found.strides[: len(outer)], [a.extent for a in outer]) if found is not None else None
+    if found is None or image is None:
+        copy = gathered(node, index, [outer, lines, [w], [c]], ctx)
+        image, row, column, channel = copy.strides
+        return Operand(copy.node, copy.offset, (image, channel, row, column)), sizes
+    return Operand(found.node, found.offset, (image, *found.strides[-3:])), sizes
 
 
 def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
@@ -200,30 +215,53 @@ def can_be_stored_as(dtype: DType, node: Node) -> bool:
 def channels_last(
     v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False, dtype: DType | None = None, groups: int = 1
 ) -> Operand:
+    """The convolution's images as `images_last` gives them."""
+    return images_last(v.x, (v.images, v.channels, v.h, v.w), ctx, unit, copy, dtype, groups)
+
+
+def images_last(
+    x: Operand,
+    sizes: Sizes,
+    ctx: Context,
+    unit: int = 4,
+    copy: bool = False,
+    dtype: DType | None = None,
+    groups: int = 1,
+) -> Operand:
     """x itself if its channels are consecutive floats aligned to `unit`, else a copy padded to whole vectors of channels. dtype:
     the type that it must have. groups: of channels, each of which is aligned and padded.
     """
-    x, real = v.x, v.channels // groups
+    count, channels, h, w = sizes
+    real = channels // groups
     copy = copy or not ctx.in_fours(x.node) or (dtype is not None and x.node.dtype not in (dtype, DType.code))
     aligned = all(s % unit == 0 for s in (real, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x
     padded = ceildiv(real, unit) * unit
     c = padded * groups
-    strides = (v.h * v.w * c, as_int(1), v.w * c, c)
-    key = (x.node.id, x.offset, x.strides, v.images, v.h, v.w, v.channels, c, groups, dtype)
+    strides = (h * w * c, as_int(1), w * c, c)
+    key = (x.node.id, x.offset, x.strides, *sizes, c, groups, dtype)
     if key in ctx.copies:
         return Operand(ctx.copies[key], as_int(0), strides)
     element = flat(x.node, ctx)
 
-    def body(n: Int, h: Int, w: Int, channel: Int) -> tuple[list[Int], Expr]:
+    def body(n: Int, row: Int, column: Int, channel: Int) -> tuple[list[Int], Expr]:
         inside = channel % padded if groups > 1 else channel
         channel = channel // padded * real + inside if groups > 1 else channel
-        at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
+        at = x.offset + n * x.strides[0] + channel * x.strides[1] + row * x.strides[2] + column * x.strides[3]
         return [real - 1 - inside], element(at)
 
-    node = ctx.copies[key] = ctx.packed("channels_last", x.node, [v.images, v.h, v.w, c], body, dtype)
+    node = ctx.copies[key] = ctx.packed("channels_last", x.node, [count, h, w, c], body, dtype)
     return Operand(node, as_int(0), strides)
+
+
+def dense_images(x: Operand, sizes: Sizes, ctx: Context) -> Operand:
+    """The same with nothing between the images, as kernels read them that know their sizes alone."""
+    count, channels, h, w = sizes
+    found, c = images_last(x, sizes, ctx), ceildiv(channels, 4) * 4
+    steps = zip((count, h, w), (h * w * c, w * c, c), (found.strides[0], *found.strides[2:]), strict=True)
+    dense = found.offset == 0 and all(size == 1 or step == stride for size, step, stride in steps)
+    return found if dense else images_last(x, sizes, ctx, copy=True)
 
 
 def filter_index(v: ConvolutionView, o: Int, c: Int, h: Int, w: Int) -> list[Int]:
