@@ -8,10 +8,10 @@ from itertools import chain
 
 import numpy as np
 
-from lapilli.codegen import gpu
 from lapilli.codegen.coded import block_of, columns_of_codes, in_memory, matrix_source
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.packing import (
+    FEW_CHANNELS,
     as_words,
     channels_last,
     filter_index,
@@ -582,7 +582,7 @@ def small_groups(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolu
     if given.groups == 1:
         return None
     channels, outs = given.channels // given.groups, given.out_channels // given.groups
-    suits = estimate(outs) < gpu.FEW_CHANNELS and estimate(channels * outs) >= _FEW_WEIGHTS
+    suits = estimate(outs) < FEW_CHANNELS and estimate(channels * outs) >= _FEW_WEIGHTS
     return direct(given, task, ctx) if suits else None
 
 

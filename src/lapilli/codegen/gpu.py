@@ -11,6 +11,7 @@ from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
 from lapilli.codegen.open_rows import likely_rows, many_rows, may_be_few
 from lapilli.codegen.packing import (
+    FEW_CHANNELS,
     MOST_TAPS,
     as_words,
     can_be_stored_as,
@@ -37,8 +38,6 @@ from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import WORTH_PACKING
 
-FEW_CHANNELS = 8
-"""Results of a group of channels below which a tile is mostly empty."""
 SHORTS, BYTES = 8, 16
 """Elements in 16 bytes, which matrix units read at once."""
 _SMALL_IMAGE = 256

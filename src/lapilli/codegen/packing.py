@@ -82,6 +82,8 @@ def strided_convolution(r: Reduce, ctx: Context) -> ConvolutionView | None:
 
 MOST_TAPS = 1024
 """Of a depthwise kernel on GPUs: of more, which some gradients have, many invocations should share the sum."""
+FEW_CHANNELS = 8
+"""Results of a group of channels below which the tile of a work group is mostly empty."""
 _FEW_RESULTS = 4
 """Of a channel of a volume that is repeated as often."""
 
