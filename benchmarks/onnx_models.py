@@ -7,8 +7,8 @@ Packages that are not installed are left out. Sizes are fixed."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -105,11 +105,16 @@ def _distance(got: Any, wanted: Any) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(MODELS)}")
+    names = parser.parse_args().names
+    if unknown := [name for name in names if name not in MODELS]:
+        parser.error(f"no model {unknown[0]!r}; there are {', '.join(MODELS)}")
     device = lapilli.devices()[0].name
     columns = "model", "relative error", "operators on the host", "quantized products in integers", f"ms on {device}"
     print(f"| {' | '.join(columns)} | ms of onnxruntime | compiled in s |")
     print("|---|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or MODELS:
+    for name in names or MODELS:
         try:
             print(line(name) or f"| {name} | not installed | | | | | |", flush=True)
         except (lapilli.LapilliError, TypeError) as error:

@@ -73,6 +73,8 @@ def compile_to_bytes(
     """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`; weights: as for `collected`;
     each_kernel: is called with what kernels are made of, in the order of the file."""
     metadata = checked_metadata(metadata)
+    if progress is not None and not callable(progress):
+        raise CompileError(f"progress is a {type(progress).__name__}: give a function of (stage, done, all)")
     with uncollected(), nullcontext() if progress else working():
         return collected(
             model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes, target=target,
@@ -98,6 +100,8 @@ def collected(
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
     if example_kwargs is not None:
+        if not isinstance(example_kwargs, Mapping):
+            raise CompileError(f"example_kwargs is a {type(example_kwargs).__name__}: give a dict of arguments by name")
         example_inputs = Arguments(tuple(example_inputs or ()), dict(example_kwargs))
     sources = {name: prepared(*source) for name, source in _methods(model, example_inputs, dynamic_shapes).items()}
     captured = {name: capture(*source) for name, source in sources.items()}
@@ -527,6 +531,8 @@ def _wrong_target(precision: str, target: str, stored: Collection[DType]) -> Com
 
 def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """A caller's metadata. Raises CompileError if it is none."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise CompileError(f"metadata is a {type(metadata).__name__}: give a dict that maps strings to strings")
     result = dict(metadata or {})
     for key, value in result.items():
         if not isinstance(key, str) or not isinstance(value, str):
