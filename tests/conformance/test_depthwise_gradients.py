@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import as_gpu
 import pytest
 import torch
 from agreement import FLOAT_BOUND, Function, relative_error
@@ -88,17 +87,8 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
-    as_gpu.on_any_device(monkeypatch.setattr)
-    for name in PLANS:
-        shared = min(TARGETS[name].shared_memory, as_gpu.SHARED)
-        monkeypatch.setitem(TARGETS, name, replace(TARGETS[name], shared_memory=shared))
-
-
 @pytest.mark.part(6)
-@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.usefixtures("on_any_device", "small_tiles")
 @pytest.mark.parametrize("target", PLANS)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, target: str) -> None:
@@ -131,7 +121,7 @@ def exact(g: Tensor, x: Tensor, kernel: Sequence[int], stride: int, padding: int
     return found
 
 
-@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.usefixtures("on_any_device", "small_tiles")
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("target", ["cpu-fp32", "any-fp32", "gpu-fp32"])
 @pytest.mark.parametrize("stride", [1, 2])

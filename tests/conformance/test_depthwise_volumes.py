@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import as_gpu
 import pytest
 import torch
 from agreement import FLOAT_BOUND, relative_error
@@ -12,7 +9,6 @@ from taken_plan import taken_plan
 from torch import Tensor, nn
 
 import lapilli
-from lapilli.target import TARGETS
 
 PLANS = ["cpu-fp32", "any-fp32", "any-fp32-few", "gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"]
 VOLUMES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -32,15 +28,6 @@ VOLUMES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-@pytest.fixture
-def on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
-    as_gpu.on_any_device(monkeypatch.setattr)
-    for name in PLANS:
-        shared = min(TARGETS[name].shared_memory, as_gpu.SHARED)
-        monkeypatch.setitem(TARGETS, name, replace(TARGETS[name], shared_memory=shared))
-
-
 def compared(program: lapilli.Program, model: nn.Module, x: Tensor, bound: float) -> None:
     """With the results in float64, which are NaN or infinite in the same places."""
     with torch.no_grad():
@@ -52,7 +39,7 @@ def compared(program: lapilli.Program, model: nn.Module, x: Tensor, bound: float
 
 
 @pytest.mark.part(4)
-@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.usefixtures("on_any_device", "small_tiles")
 @pytest.mark.parametrize("target", PLANS)
 @pytest.mark.parametrize("name", VOLUMES)
 def test_volumes(name: str, target: str) -> None:
@@ -72,7 +59,7 @@ def test_volumes(name: str, target: str) -> None:
     model.float()
 
 
-@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.usefixtures("on_any_device", "small_tiles")
 @pytest.mark.parametrize("target", ["cpu-fp32", "gpu-fp32"])
 def test_volumes_of_open_sizes(target: str) -> None:
     torch.manual_seed(0)

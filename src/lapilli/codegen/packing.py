@@ -99,13 +99,20 @@ def deep(r: Reduce, ctx: Context) -> ConvolutionView | None:
     kd, kh, kw = (k for k in kernel if k is not None)
     if kd * kh * kw > MOST_TAPS or r.shape[1].value is None or r.shape[1].value > c.groups * _FEW_RESULTS:
         return None
-    (n, channels, depth, h, w), out_d = x.shape, r.shape[2]
-    (sd, *stride), (pd, *padding), (dd, *dilation) = c.stride, c.padding, c.dilation
-    found, _ = images(x, ctx)
+    depths = Depths(x.shape[2], r.shape[2], kd, c.stride[0], c.padding[0], c.dilation[0])
+    return _over_depths(r, images(x, ctx)[0], x.shape[1], depths)
+
+
+def _over_depths(r: Reduce, x: Operand, channels: Int, depths: Depths | None = None) -> ConvolutionView:
+    """A 3-D convolution as a 2-D one that has the images of all output depths as results. x: what it reads; channels: of that."""
+    c = r.contraction
+    assert isinstance(c, Convolution)
+    (n, _, _, h, w), (_, outs, *out) = c.x.shape, r.shape
+    kh, kw = (s.const for s in c.weight.shape[3:])
+    (_, *stride), (_, *padding), (_, *dilation) = c.stride, c.padding, c.dilation
     return ConvolutionView(
-        n * out_d, channels, h, w, r.shape[1], r.shape[3], r.shape[4], (kh, kw), (stride[0], stride[1]),
-        (padding[0], padding[1]), (dilation[0], dilation[1]), c.groups, found, weight,
-        Depths(depth, out_d, kd, sd, pd, dd),
+        n * out[0], channels, h, w, outs, out[1], out[2], (kh, kw), (stride[0], stride[1]), (padding[0], padding[1]),
+        (dilation[0], dilation[1]), c.groups, x, c.weight, depths,
     )  # fmt: skip
 
 
@@ -117,19 +124,33 @@ def images(node: Node, ctx: Context) -> tuple[Operand, Sizes]:
     """A value [N, C, *spatial] as images, of a volume those of all depths, with strides (image, channel, row, column); a copy if
     they do not lie so.
     """
-    axes = [Var(f"x{d}", size) for d, size in enumerate(node.shape)]
-    index = tuple(of(a) for a in axes)
-    n, c, *depths, w = axes
-    h = depths.pop() if depths else None
-    outer, lines = [n, *depths], [h] if h is not None else []
+    index, outer, c, h, w = _axes_of_images(node)
+    lines = [h] if h is not None else []
     sizes = product([a.extent for a in outer]), c.extent, product([a.extent for a in lines]), w.extent
+    found = _lying_images(node, ctx)
+    if found is None:
+        copy = gathered(node, index, [outer, lines, [w], [c]], ctx)
+        image, row, column, channel = copy.strides
+        found = Operand(copy.node, copy.offset, (image, channel, row, column))
+    return found, sizes
+
+
+def _lying_images(node: Node, ctx: Context) -> Operand | None:
+    """The images as they lie, if one stride leads from each to the next."""
+    index, outer, c, h, w = _axes_of_images(node)
     found = operand(node, index, [*outer, c, h, w], ctx.views, ctx.layouts)
     image = merged(found.strides[: len(outer)], [a.extent for a in outer]) if found is not None else None
     if found is None or image is None:
-        copy = gathered(node, index, [outer, lines, [w], [c]], ctx)
-        image, row, column, channel = copy.strides
-        return Operand(copy.node, copy.offset, (image, channel, row, column)), sizes
-    return Operand(found.node, found.offset, (image, *found.strides[-3:])), sizes
+        return None
+    return Operand(found.node, found.offset, (image, *found.strides[-3:]))
+
+
+def _axes_of_images(node: Node) -> tuple[tuple[Int, ...], list[Var], Var, Var | None, Var]:
+    """The index of an element; the axes that count images, channels, rows (None: a line has one) and columns."""
+    axes = [Var(f"x{d}", size) for d, size in enumerate(node.shape)]
+    n, c, *depths, w = axes
+    h = depths.pop() if depths else None
+    return tuple(map(of, axes)), [n, *depths], c, h, w
 
 
 def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
@@ -142,9 +163,9 @@ def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
     kernel = [s.value for s in weight.shape[2:]]
     if len(kernel) != 3 or None in kernel or not _is_worth_copying(r):
         return None
-    kd, kh, kw = (k for k in kernel if k is not None)
+    kd = weight.shape[2].const
     (n, channels, depth, h, w), out_d = x.shape, r.shape[2]
-    (sd, *stride), (pd, *padding), (dd, *dilation) = c.stride, c.padding, c.dilation
+    sd, pd, dd = c.stride[0], c.padding[0], c.dilation[0]
     per_group = channels // g
 
     def body(image: Int, row: Int, column: Int, channel: Int) -> tuple[list[Int], Expr]:
@@ -153,21 +174,13 @@ def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
         source = [image // out_d, channel // (per_group * kd) * per_group + inside, at, row, column]
         return [at, depth - 1 - at], ctx.read(x, source)
 
-    found = None
-    if (kd, sd, pd) == (1, 1, 0) and out_d == depth:  # a transposed one may have more depths than its input
-        axes = [Var(f"x{d}", size) for d, size in enumerate(x.shape)]
-        seen = operand(x, tuple(of(a) for a in axes), axes, ctx.views, ctx.layouts)
-        image = merged([seen.strides[0], seen.strides[2]], [n, depth]) if seen is not None else None
-        if seen is not None and image is not None:
-            found = Operand(seen.node, seen.offset, (image, seen.strides[1], *seen.strides[3:]))
+    # A transposed one may have more depths than its input.
+    found = _lying_images(x, ctx) if (kd, sd, pd) == (1, 1, 0) and out_d == depth else None
     total_channels = channels * kd
     if found is None:
         copy = ctx.packed("volume", x, [n * out_d, h, w, total_channels], body)
         found = Operand(copy, as_int(0), (h * w * total_channels, as_int(1), w * total_channels, total_channels))
-    return ConvolutionView(
-        n * out_d, total_channels, h, w, r.shape[1], r.shape[3], r.shape[4], (kh, kw), (stride[0], stride[1]),
-        (padding[0], padding[1]), (dilation[0], dilation[1]), g, found, weight,
-    )  # fmt: skip
+    return _over_depths(r, found, total_channels)
 
 
 def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
